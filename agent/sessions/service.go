@@ -266,6 +266,7 @@ func event(kind EventType, data any) (Event, error) {
 type Session struct {
 	proto.AgentSession
 	State
+	At uint64 // number of the last entry of its log
 }
 
 // Get returns a session. Its error is an [*Error] if there is none.
@@ -274,7 +275,7 @@ func (s *Service) Get(ctx context.Context, org, id string) (*Session, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Session{*l.session, l.state}, nil
+	return &Session{*l.session, l.state, l.at}, nil
 }
 
 // open returns the log of a session.
@@ -301,7 +302,7 @@ func (s *Service) List(ctx context.Context, org string) ([]Session, error) {
 		if err != nil {
 			return nil, err
 		}
-		list = append(list, Session{records[i], l.state})
+		list = append(list, Session{records[i], l.state, l.at})
 	}
 	return list, nil
 }
@@ -391,14 +392,22 @@ func (e *Entry) sent(m *Message) (*Sent, error) {
 	return &Sent{e.Message.Number, e.State.MessageAfter}, nil
 }
 
-// findMessage sets the key of a message, and returns the earlier message with that key; nil for none.
-func (l *log) findMessage(ctx context.Context, m *Message, key string) (*Sent, error) {
+// SetKey gives a message an idempotency key, for a caller of [Service.Send] who knows that it is new.
+func (m *Message) SetKey(key string) error {
 	body := sha256.New()
 	if err := json.NewEncoder(body).Encode(m); err != nil {
-		return nil, fmt.Errorf("encode a message: %w", err)
+		return fmt.Errorf("encode a message: %w", err)
 	}
 	digest := sha256.Sum256([]byte(key))
 	m.Key, m.Body = hex.EncodeToString(digest[:16]), hex.EncodeToString(body.Sum(nil)[:16])
+	return nil
+}
+
+// findMessage sets the key of a message, and returns the earlier message with that key; nil for none.
+func (l *log) findMessage(ctx context.Context, m *Message, key string) (*Sent, error) {
+	if err := m.SetKey(key); err != nil {
+		return nil, err
+	}
 	for after := l.state.MessageAfter; after != 0; {
 		message, _, err := l.logs.Next(ctx, l.session.Org, l.session.LogID(), after)
 		if errors.Is(err, proto.ErrNotFound) || message == nil {
@@ -514,7 +523,9 @@ func (s *Service) InterruptAll(ctx context.Context, org, id string) error {
 
 // Configure changes the modes, the model and the variant of a session, which its agent has from the next
 // turn on. Its error is an [*Error] if the agent does not have them.
-func (s *Service) Configure(ctx context.Context, org, id string, change func(*proto.AgentSession)) (*proto.AgentSession, error) {
+func (s *Service) Configure(ctx context.Context, org, id string, change func(*proto.AgentSession)) (
+	*proto.AgentSession, error,
+) {
 	x, err := s.Records.Change(ctx, org, id, func(x *proto.AgentSession) error {
 		agent, err := s.FindAgent(x.Agent)
 		if err != nil {

@@ -72,6 +72,8 @@ func (h *host) ReadBody(w http.ResponseWriter, decode func([]byte) error) error 
 
 func (h *host) AllowStored(context.Context, bool) error { return h.refused }
 
+func (*host) RemoveHome(context.Context, string) error { return nil }
+
 // gateway is a gateway of a world, with nothing in memory that others share.
 type gateway struct {
 	*httptest.Server
@@ -92,7 +94,8 @@ func (w *world) gateway(wait time.Duration) *gateway {
 	}
 	g := &gateway{t: w.t}
 	g.acp = &acp.Server{
-		Sessions: w.Service, Logs: logs{&w.Stored.Logs}, Configs: configs, Version: "1.0", Wait: wait, Log: storetest.Log(w.t),
+		Sessions: w.Service, Logs: logs{&w.Stored.Logs}, Configs: configs, Version: "1.0", Wait: wait,
+		Log: storetest.Log(w.t),
 		Host: func(r *http.Request) acp.Host {
 			g.mu.Lock()
 			defer g.mu.Unlock()
@@ -102,7 +105,7 @@ func (w *world) gateway(wait time.Duration) *gateway {
 	ctx, cancel := context.WithCancel(context.Background())
 	g.leave = cancel
 	router := chi.NewRouter()
-	for _, route := range g.acp.Routes(acp.Prefix, "") {
+	for _, route := range g.acp.Routes(false) {
 		router.Method(route.Method, route.Path, http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
 			g.mu.Lock()
 			rejected := g.rejected
@@ -147,7 +150,7 @@ func (g *gateway) do(method, path, body string, headers ...string) (*http.Respon
 	if err != nil {
 		g.t.Fatal(err)
 	}
-	defer resp.Body.Close()
+	defer func() { _ = resp.Body.Close() }()
 	text, err := io.ReadAll(resp.Body)
 	if err != nil {
 		g.t.Fatal(err)
@@ -254,7 +257,8 @@ func (c *client) call(id int, method, params string) *rpc {
 
 func (c *client) post(id int, method, params string) (*http.Response, string) {
 	c.t.Helper()
-	return c.do(http.MethodPost, c.path, fmt.Sprintf(`{"jsonrpc":"2.0","id":%d,"method":%q,"params":%s}`, id, method, params))
+	return c.do(http.MethodPost, c.path,
+		fmt.Sprintf(`{"jsonrpc":"2.0","id":%d,"method":%q,"params":%s}`, id, method, params))
 }
 
 func (c *client) prompt(id int, text string) (*http.Response, string) {

@@ -1,6 +1,7 @@
 package acp
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -24,7 +25,8 @@ type outgoing struct {
 	// Answers is the id of the request that the message answers; empty if it is no response.
 	Answers json.RawMessage `json:"answers,omitempty"`
 
-	asks string // the id of the request that the message is; empty for none
+	asks   string // the id of the request that the message is; empty for none
+	prompt bool   // whether it answers a prompt
 }
 
 // entry is a message of a server's log.
@@ -54,6 +56,7 @@ type state struct {
 	// that were not over when they were loaded.
 	Sessions map[string]*session `json:"sessions,omitempty"`
 	Prompts  []prompt            `json:"prompts,omitempty"`  // without a response
+	Answered []answered          `json:"answered,omitempty"` // the last ones
 	Requests []request           `json:"requests,omitempty"` // of the client, without an answer
 	Asked    int64               `json:"asked,omitempty"`    // number of requests that were made
 }
@@ -71,12 +74,22 @@ type session struct {
 	Loaded int64 `json:"loaded,omitempty"`
 }
 
-// prompt is a prompt whose turn has not ended.
+// prompt is a prompt whose turn has not ended. It is registered before it is sent.
 type prompt struct {
 	ID      json.RawMessage `json:"id"` // of the request
 	Session string          `json:"session"`
-	Turn    int64           `json:"turn"`
+	Key     string          `json:"key"`  // of its message
+	Turn    int64           `json:"turn"` // 0 until the message is found in the session's log
 }
+
+// answered is a prompt with a response.
+type answered struct {
+	ID     json.RawMessage `json:"id"`     // of the request
+	Number int64           `json:"number"` // of the message
+}
+
+// maxAnswered is how many of the last responses to prompts are known to repeated requests.
+const maxAnswered = 16
 
 // request is a request of the client for an answer to a permission or a question.
 type request struct {
@@ -90,12 +103,19 @@ type request struct {
 // clone returns a copy that shares nothing that is modified.
 func (s *state) clone() state {
 	c := *s
-	c.Prompts, c.Requests = slices.Clone(s.Prompts), slices.Clone(s.Requests)
+	c.Prompts, c.Answered, c.Requests = slices.Clone(s.Prompts), slices.Clone(s.Answered), slices.Clone(s.Requests)
 	c.Sessions = make(map[string]*session, len(s.Sessions))
 	for id, x := range s.Sessions {
 		c.Sessions[id] = &session{x.After, maps.Clone(x.Thoughts), slices.Clone(x.Calls), x.Failure, x.Loaded}
 	}
 	return c
+}
+
+// remove removes a prompt.
+func (s *state) remove(p *prompt) {
+	s.Prompts = slices.DeleteFunc(s.Prompts, func(other prompt) bool {
+		return other.Session == p.Session && bytes.Equal(other.ID, p.ID)
+	})
 }
 
 // release stops the translation of a session, unless a turn or request is left.
@@ -166,7 +186,12 @@ func (l *serverLog) append(ctx context.Context, fill func(*entry) (bool, error))
 		if ok, err := fill(e); err != nil || !ok {
 			return err
 		}
-		e.State.Number += int64(len(e.Messages))
+		for _, m := range e.Messages {
+			if e.State.Number++; m.prompt {
+				e.State.Answered = append(e.State.Answered, answered{m.Answers, e.State.Number})
+			}
+		}
+		e.State.Answered = e.State.Answered[max(len(e.State.Answered)-maxAnswered, 0):]
 		message, err := encode(e)
 		if err != nil {
 			return err
@@ -184,6 +209,29 @@ func (l *serverLog) append(ctx context.Context, fill func(*entry) (bool, error))
 			return err
 		}
 	}
+}
+
+// find returns the message with a number; nil if it is gone.
+func (l *serverLog) find(ctx context.Context, number int64) (json.RawMessage, error) {
+	after, err := l.seek(ctx, number-1)
+	if err != nil {
+		return nil, err
+	}
+	message, _, err := l.logs.Next(ctx, l.org, l.id, after)
+	if errors.Is(err, proto.ErrNotFound) || err == nil && message == nil {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	e, err := decodeEntry(message)
+	if err != nil {
+		return nil, err
+	}
+	if at := number - e.first(); at >= 0 && at < int64(len(e.Messages)) {
+		return e.Messages[at].Data, nil
+	}
+	return nil, nil
 }
 
 // seek returns a number after which the entries begin that have messages with numbers greater than last.

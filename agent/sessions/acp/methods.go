@@ -101,7 +101,9 @@ func (s *Server) call(ctx context.Context, c *call) (result any, created string,
 		}
 		result, err = s.configure(ctx, c, &p, p.ConfigID, value)
 	default:
-		err = &rpcError{Code: codeNoMethod, Message: "the agent " + agent.Info().ID + " has no method " + proto.Shorten(c.Method)}
+		err = &rpcError{
+			Code: codeNoMethod, Message: "the agent " + agent.Info().ID + " has no method " + proto.Shorten(c.Method),
+		}
 	}
 	return result, "", err
 }
@@ -231,40 +233,43 @@ func (s *Server) find(ctx context.Context, c *call, id string) (*sessions.Sessio
 	return x, err
 }
 
-// sentPrompt is a prompt that was sent, with the number of an entry of its session before its turn.
-type sentPrompt struct {
+// preparedPrompt is a prompt that is to be sent, with its key before it is hashed and the number of the last entry
+// of its session.
+type preparedPrompt struct {
 	prompt
+	key   string
 	after uint64
 }
 
-// sendPrompt sends a prompt to its session. A repeated request sends it once.
-func (s *Server) sendPrompt(ctx context.Context, c *call) (*sentPrompt, error) {
+// preparePrompt returns a prompt with its message.
+func (s *Server) preparePrompt(ctx context.Context, c *call) (*preparedPrompt, sessions.Message, error) {
+	var m sessions.Message
 	p, err := c.decodeParams()
 	if err != nil {
-		return nil, err
+		return nil, m, err
 	}
 	if c.log.state.Bytes > maxLog {
-		return nil, errFull
+		return nil, m, errFull
 	}
 	if err := c.host.AllowStored(ctx, false); err != nil {
-		return nil, err
+		return nil, m, err
 	}
-	if _, err := s.find(ctx, c, p.SessionID); err != nil {
-		return nil, err
-	}
-	text, err := promptText(p.Prompt)
+	x, err := s.find(ctx, c, p.SessionID)
 	if err != nil {
-		return nil, err
+		return nil, m, err
+	}
+	if m.Text, err = promptText(p.Prompt); err != nil {
+		return nil, m, err
 	}
 	if c.log.state.Agent == mockAgent {
-		text = mockText(text)
+		m.Text = mockText(m.Text)
 	}
 	key := fmt.Sprintf("acp\x00%s\x00%d\x00%s", c.server, c.log.state.Connection, c.ID)
-	sent, err := s.Sessions.Send(ctx, c.org, p.SessionID, sessions.Message{Text: text}, key)
-	if err != nil {
-		return nil, err
+	keyed := m
+	if err := keyed.SetKey(key); err != nil {
+		return nil, m, err
 	}
-	return &sentPrompt{prompt{c.ID, p.SessionID, sent.Number}, sent.After}, nil
+	return &preparedPrompt{prompt{ID: c.ID, Session: p.SessionID, Key: keyed.Key}, key, x.At}, m, nil
 }
 
 // promptText returns the text of a prompt.
@@ -459,8 +464,9 @@ func (r *request) answers(option string) [][]string {
 	return [][]string{{r.Options[i]}}
 }
 
-// removeSessions removes the sessions that were created for a server.
-func (s *Server) removeSessions(ctx context.Context, org, id string) error {
+// removeSessions removes the sessions that were created for a server, with their files.
+func (s *Server) removeSessions(ctx context.Context, host Host, id string) error {
+	org, _ := host.Caller()
 	for after := uint64(0); ; {
 		message, at, err := s.Logs.Next(ctx, org, id, after)
 		if errors.Is(err, proto.ErrNotFound) || err == nil && message == nil {
@@ -477,9 +483,25 @@ func (s *Server) removeSessions(ctx context.Context, org, id string) error {
 		if e.Created == "" {
 			continue
 		}
-		err = s.Sessions.Remove(ctx, org, e.Created)
-		if _, ok := errors.AsType[*sessions.Error](err); err != nil && !ok {
+		if err := s.removeSession(ctx, host, e.Created); err != nil {
 			return err
 		}
 	}
+}
+
+// removeSession removes a session after its files: without a session, its files could not be removed.
+func (s *Server) removeSession(ctx context.Context, host Host, id string) error {
+	org, _ := host.Caller()
+	err := s.Sessions.Terminate(ctx, org, id)
+	if err == nil {
+		x := proto.AgentSession{ID: id}
+		err = host.RemoveHome(ctx, x.ThreadID())
+	}
+	if err == nil {
+		err = s.Sessions.Remove(ctx, org, id)
+	}
+	if e, ok := errors.AsType[*sessions.Error](err); ok && e.Kind == sessions.SessionNotFound {
+		return nil
+	}
+	return err
 }

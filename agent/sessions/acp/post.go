@@ -8,6 +8,7 @@ import (
 	"io"
 	"mime"
 	"net/http"
+	"slices"
 	"time"
 
 	"github.com/bullpen-run/bullpen/agent/sessions"
@@ -163,31 +164,32 @@ func (s *Server) handle(ctx context.Context, w http.ResponseWriter, c *call) err
 // begin begins another connection. What an earlier client with the same server waits for is forgotten.
 func (s *state) begin() {
 	s.Connection++
-	s.First, s.Sessions, s.Prompts, s.Requests = s.Number+1, nil, nil, nil
+	s.First, s.Sessions, s.Prompts, s.Answered, s.Requests = s.Number+1, nil, nil, nil, nil
 }
 
-// handlePrompt sends a prompt, and answers with its response if that is early.
+// handlePrompt sends a prompt, and answers with its response if that is early. A repeated request sends it once.
 func (s *Server) handlePrompt(ctx context.Context, w http.ResponseWriter, c *call) error {
-	p, err := s.sendPrompt(ctx, c)
-	if err != nil {
-		return s.refuse(ctx, w, c, err)
-	}
-	// Registered after it was sent: what is lost in between is sent again under the same key.
-	after := c.log.at
-	err = c.log.append(ctx, func(e *entry) (bool, error) {
-		for _, known := range e.State.Prompts {
-			if bytes.Equal(known.ID, c.ID) && known.Session == p.Session && known.Turn == p.Turn {
-				return false, nil
+	for _, a := range c.log.state.Answered {
+		if bytes.Equal(a.ID, c.ID) {
+			data, err := c.log.find(ctx, a.Number)
+			if err == nil && data != nil {
+				writeResponse(w, data)
+				return nil
 			}
 		}
-		if e.State.Sessions[p.Session] == nil {
-			e.State.Sessions[p.Session] = &session{After: p.after}
-		}
-		e.State.Prompts = append(e.State.Prompts, p.prompt)
-		return true, nil
-	})
+	}
+	p, message, err := s.preparePrompt(ctx, c)
+	if err != nil {
+		return s.refuse(ctx, w, c, nil, err)
+	}
+	after := c.log.at
+	// Registered before it is sent, so that no end of its turn is translated without it.
+	repeated, err := s.register(ctx, c, p)
 	if err != nil {
 		return err
+	}
+	if err := s.send(ctx, c, p, message, repeated); err != nil {
+		return s.refuse(ctx, w, c, &p.prompt, err)
 	}
 	release := s.project(ctx, c.org, c.server)
 	defer release()
@@ -201,14 +203,58 @@ func (s *Server) handlePrompt(ctx context.Context, w http.ResponseWriter, c *cal
 	return nil
 }
 
-// refuse answers a request with an error, which goes to the log, too.
-func (s *Server) refuse(ctx context.Context, w http.ResponseWriter, c *call, cause error) error {
+// register stores a prompt. repeated is set if another request has stored it.
+func (s *Server) register(ctx context.Context, c *call, p *preparedPrompt) (repeated bool, err error) {
+	known := c.log.at
+	err = c.log.append(ctx, func(e *entry) (bool, error) {
+		repeated = slices.ContainsFunc(e.State.Prompts, func(known prompt) bool {
+			return bytes.Equal(known.ID, p.ID) && known.Session == p.Session
+		})
+		if repeated {
+			return false, nil
+		}
+		if e.State.Sessions[p.Session] == nil {
+			if c.log.at != known { // more of the session may have been translated meanwhile
+				x, err := s.find(ctx, c, p.Session)
+				if err != nil {
+					return false, err
+				}
+				p.after = x.At
+			}
+			e.State.Sessions[p.Session] = &session{After: p.after}
+		}
+		e.State.Prompts = append(e.State.Prompts, p.prompt)
+		return true, nil
+	})
+	return repeated, err
+}
+
+// send sends the message of a prompt, which another request may have sent before.
+func (s *Server) send(ctx context.Context, c *call, p *preparedPrompt, m sessions.Message, repeated bool) error {
+	if repeated {
+		_, err := s.Sessions.Send(ctx, c.org, p.Session, m, p.key)
+		return err
+	}
+	if err := m.SetKey(p.key); err != nil {
+		return err
+	}
+	_, err := s.Sessions.Send(ctx, c.org, p.Session, m, "")
+	return err
+}
+
+// refuse answers a prompt with an error, which goes to the log, too. p is nil if it was not registered.
+func (s *Server) refuse(ctx context.Context, w http.ResponseWriter, c *call, p *prompt, cause error) error {
 	out, err := response(c.ID, nil, cause)
 	if err != nil {
 		return err
 	}
+	out.prompt = p != nil
 	if err := c.log.append(ctx, func(e *entry) (bool, error) {
 		e.Messages = []outgoing{out}
+		if p != nil {
+			e.State.remove(p)
+			e.State.release(p.Session)
+		}
 		return true, nil
 	}); err != nil {
 		return cause

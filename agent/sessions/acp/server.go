@@ -52,6 +52,8 @@ type Host interface {
 	ReadBody(w http.ResponseWriter, decode func(body []byte) error) error
 	// AllowStored refuses what must be stored if there is no room for it.
 	AllowStored(ctx context.Context, background bool) error
+	// RemoveHome removes the thread with the files of a session, if it exists.
+	RemoveHome(ctx context.Context, thread string) error
 }
 
 // Server serves the routes. Its exported fields are set before its use.
@@ -69,44 +71,62 @@ type Server struct {
 	projectors projectors
 }
 
-// Routes returns the routes below a prefix. suffix makes their ids unique if there are several.
-func (s *Server) Routes(prefix, suffix string) []agent.Route {
+// Routes returns the routes, below [Prefix] or at the root.
+func (s *Server) Routes(atRoot bool) []agent.Route {
+	const get, post, put, remove = http.MethodGet, http.MethodPost, http.MethodPut, http.MethodDelete
+	const read, execute = proto.ScopeRead, proto.ScopeExecute
+	prefix, suffix := Prefix, ""
+	if atRoot {
+		prefix, suffix = "", "AtRoot"
+	}
 	var list []agent.Route
-	add := func(method, path, id, summary string, handle func(http.ResponseWriter, *http.Request) error) {
+	add := func(method, path, id, summary string, scope proto.Scope,
+		handle func(http.ResponseWriter, *http.Request) error,
+	) {
 		route := api.Route{
-			Method: method, Path: prefix + path, ID: id + suffix, Summary: summary, Scope: proto.ScopeExecute,
-			Vendor: "Sandbox Agent",
+			Method: method, Path: prefix + path, ID: "sandboxAgent" + id + suffix, Summary: summary, Scope: scope,
+			Vendor: "the Sandbox Agent API",
+		}
+		if strings.Contains(path, "{") {
+			route.PathDoc = "The id, which the client chooses, percent-encoded."
 		}
 		list = append(list, agent.Route{Route: route, Handle: handle})
 	}
 	const server = "/v1/acp/{server}"
-	add(http.MethodGet, "/v1/acp", "acpListServers", "List servers of the agent client protocol", s.list)
-	add(http.MethodPost, server, "acpPost", "Send a message of the agent client protocol", s.post)
-	add(http.MethodGet, server, "acpStream", "Read the messages of a server of the agent client protocol", s.stream)
-	add(http.MethodDelete, server, "acpDelete", "Remove a server of the agent client protocol with its sessions", s.remove)
+	add(get, "/v1/acp", "ListServers", "List servers of the agent client protocol", read, s.list)
+	add(post, server, "PostMessage", "Send a message of the agent client protocol", execute, s.post)
+	add(get, server, "StreamMessages", "Follow the messages of a server of the agent client protocol", read, s.stream)
+	add(remove, server, "DeleteServer", "Delete a server of the agent client protocol with its sessions", execute,
+		s.remove)
 	for _, c := range configKinds {
-		path, name := "/v1/config/"+string(c.kind), c.name
-		add(http.MethodPut, path, "agentPutConfig"+name, "Store a configuration of "+c.what, s.putConfig(&c))
-		add(http.MethodGet, path, "agentGetConfig"+name, "Look at a configuration of "+c.what, s.getConfig(&c))
-		add(http.MethodDelete, path, "agentDeleteConfig"+name, "Delete a configuration of "+c.what, s.deleteConfig(&c))
-	}
-	missing := []struct{ path, id, message string }{
-		{"/v1/desktop", "agentDesktop", "this server's sandboxes have no desktop"},
-		{"/v1/processes", "agentProcess", "this server runs programs through /v1/execute and sandboxes, not as processes of an agent"},
+		path := "/v1/config/" + string(c.kind)
+		add(put, path, "Put"+c.name, "Store the configuration of "+c.what+" of a directory", execute, s.putConfig(&c))
+		add(get, path, "Get"+c.name, "Show the configuration of "+c.what+" of a directory", read, s.getConfig(&c))
+		add(remove, path, "Delete"+c.name, "Delete the configuration of "+c.what+" of a directory", execute,
+			s.deleteConfig(&c))
 	}
 	for _, m := range missing {
-		handle := func(w http.ResponseWriter, _ *http.Request) error {
-			return writeProblem(w, http.StatusNotImplemented, "not_implemented", m.message)
-		}
-		for _, method := range []string{http.MethodGet, http.MethodPost, http.MethodDelete} {
-			word := strings.ToUpper(method[:1]) + strings.ToLower(method[1:])
-			add(method, m.path+"/*", m.id+word, "Not implemented", handle)
-			if m.path == "/v1/processes" && method != http.MethodDelete {
-				add(method, m.path, m.id+word+"All", "Not implemented", handle)
-			}
+		for _, method := range []string{get, post, remove} {
+			word := method[:1] + strings.ToLower(method[1:])
+			add(method, m.path, m.id+word, "Not implemented", read, m.handle)
 		}
 	}
 	return list
+}
+
+// missing are the parts of the API that this server does not have.
+var missing = []missingPart{
+	{"/v1/desktop/*", "Desktop", "this server's sandboxes have no desktop"},
+	{"/v1/processes", "Processes", noProcesses},
+	{"/v1/processes/*", "Process", noProcesses},
+}
+
+const noProcesses = "this server runs programs as executions and in live sandboxes, not as processes beside an agent"
+
+type missingPart struct{ path, id, message string }
+
+func (m *missingPart) handle(w http.ResponseWriter, _ *http.Request) error {
+	return writeProblem(w, http.StatusNotImplemented, "not_implemented", m.message)
 }
 
 // serverID returns the server of a request.
@@ -199,7 +219,7 @@ func writeResponse(w http.ResponseWriter, data []byte) {
 	h.Set("Content-Type", "application/json")
 	h.Set("Cache-Control", "no-store")
 	w.WriteHeader(http.StatusOK)
-	_, _ = w.Write(data) // the client may be gone
+	_, _ = w.Write(data) //nolint:gosec // it is JSON; the client may be gone
 }
 
 func writeJSON(w http.ResponseWriter, v any) error {
@@ -266,11 +286,12 @@ func (s *Server) remove(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	org, _ := s.Host(r).Caller()
+	host := s.Host(r)
+	org, _ := host.Caller()
 	// Clients wait for two seconds only.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), removeTimeout)
 	defer cancel()
-	if err := s.removeSessions(ctx, org, logID(id)); err != nil {
+	if err := s.removeSessions(ctx, host, logID(id)); err != nil {
 		return err
 	}
 	if err := s.Logs.Remove(ctx, org, logID(id)); err != nil {

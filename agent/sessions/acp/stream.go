@@ -142,7 +142,9 @@ func (l *serverLog) begin(ctx context.Context, last int64) (int64, uint64, error
 }
 
 // next returns the messages of the next entry after number last as events, and the entry's number.
-func next(ctx context.Context, follower sessions.Follower, after uint64, last *int64) (text []byte, at uint64, err error) {
+func next(ctx context.Context, follower sessions.Follower, after uint64, last *int64) (
+	text []byte, at uint64, err error,
+) {
 	message, at, err := follower.Next(ctx, after)
 	if err != nil {
 		return nil, after, err

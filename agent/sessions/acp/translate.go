@@ -83,6 +83,13 @@ type translator struct {
 
 // entry translates an entry.
 func (t *translator) entry(e *sessions.Entry) error {
+	if e.Message != nil {
+		for i := range t.state.Prompts {
+			if p := &t.state.Prompts[i]; p.Session == t.id && p.Key == e.Message.Key {
+				p.Turn = e.Message.Number
+			}
+		}
+	}
 	for i := range e.Events {
 		if err := t.event(e, &e.Events[i]); err != nil {
 			return err
@@ -166,10 +173,9 @@ func (t *translator) answer(result any, failure error, match func(*prompt) bool)
 		if err != nil {
 			return err
 		}
+		m.prompt = true
 		t.out = append(t.out, m)
-		t.state.Prompts = slices.DeleteFunc(t.state.Prompts, func(other prompt) bool {
-			return other.Session == p.Session && other.Turn == p.Turn
-		})
+		t.state.remove(&p)
 	}
 	t.state.release(t.id)
 	return nil
@@ -221,12 +227,12 @@ func (t *translator) sessionEnded(e *sessions.Entry, d *sessions.Ended) error {
 		t.Loaded = 0
 	}
 	t.state.Requests = slices.DeleteFunc(t.state.Requests, func(r request) bool { return r.Session == t.id })
-	all := func(*prompt) bool { return true }
+	sent := func(p *prompt) bool { return p.Turn > 0 }
 	switch d.Reason {
 	case sessions.EndCompleted: // messages in the queue follow
-		return t.answer(stopReason(stopEnd), nil, func(p *prompt) bool { return p.Turn <= e.Turn })
+		return t.answer(stopReason(stopEnd), nil, func(p *prompt) bool { return p.Turn > 0 && p.Turn <= e.Turn })
 	case sessions.EndTerminated:
-		return t.answer(stopReason(stopCancelled), nil, all)
+		return t.answer(stopReason(stopCancelled), nil, sent)
 	default:
 		message := "the agent's program ended"
 		if d.ExitCode != nil {
@@ -235,7 +241,7 @@ func (t *translator) sessionEnded(e *sessions.Entry, d *sessions.Ended) error {
 		if d.Message != "" {
 			message += ": " + d.Message
 		}
-		return t.answer(nil, &rpcError{Code: codeInternal, Message: message}, all)
+		return t.answer(nil, &rpcError{Code: codeInternal, Message: message}, sent)
 	}
 }
 
@@ -420,20 +426,26 @@ func jsonOf(text string) json.RawMessage {
 	return quoted
 }
 
-// toolKinds are words in the names of tools, with the kinds of tools.
-var toolKinds = []struct{ word, kind string }{
-	{"bash", "execute"}, {"command", "execute"}, {"exec", "execute"}, {"shell", "execute"}, {"terminal", "execute"},
-	{"edit", "edit"}, {"write", "edit"}, {"patch", "edit"}, {"filechange", "edit"}, {"file_change", "edit"},
-	{"delete", "delete"}, {"move", "move"}, {"rename", "move"},
-	{"search", "search"}, {"grep", "search"}, {"glob", "search"}, {"find", "search"},
-	{"fetch", "fetch"}, {"web", "fetch"}, {"read", "read"}, {"list", "read"}, {"think", "think"},
+// toolKinds are the kinds of tools, with words in their names.
+var toolKinds = []struct {
+	kind  string
+	words []string
+}{
+	{"execute", []string{"bash", "command", "exec", "shell", "terminal"}},
+	{"edit", []string{"edit", "write", "patch", "filechange", "file_change"}},
+	{"delete", []string{"delete"}},
+	{"move", []string{"move", "rename"}},
+	{"search", []string{"search", "grep", "glob", "find"}},
+	{"fetch", []string{"fetch", "web"}},
+	{"read", []string{"read", "list"}},
+	{"think", []string{"think"}},
 }
 
 // toolKind returns the kind of a tool, by its name.
 func toolKind(name string) string {
 	name = strings.ToLower(name)
 	for _, k := range toolKinds {
-		if strings.Contains(name, k.word) {
+		if slices.ContainsFunc(k.words, func(word string) bool { return strings.Contains(name, word) }) {
 			return k.kind
 		}
 	}
@@ -493,7 +505,9 @@ type subject struct {
 }
 
 func (t *translator) permission(p *sessions.Permission) error {
-	about := &update{ToolCallID: p.ID, Title: p.Action, ToolKind: toolKind(p.Action), Status: callPending, RawInput: p.Metadata}
+	about := &update{
+		ToolCallID: p.ID, Title: p.Action, ToolKind: toolKind(p.Action), Status: callPending, RawInput: p.Metadata,
+	}
 	var s subject
 	_ = json.Unmarshal(p.Metadata, &s) // other fields than these are an agent's own
 	for _, id := range []string{s.ToolUseID, s.ToolUse, s.ItemID, s.CallID} {
@@ -508,7 +522,9 @@ func (t *translator) permission(p *sessions.Permission) error {
 		}
 	}
 	return t.ask(request{Session: t.id, Permission: p.ID}, about, []option{
-		{allowOnce, "Allow once", allowOnce}, {allowAlways, "Always allow", allowAlways}, {rejectOnce, "Reject", rejectOnce},
+		{allowOnce, "Allow once", allowOnce},
+		{allowAlways, "Always allow", allowAlways},
+		{rejectOnce, "Reject", rejectOnce},
 	})
 }
 

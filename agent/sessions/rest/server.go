@@ -118,6 +118,7 @@ func (s *Server) Routes(atRoot bool) []agent.Route {
 	add(get, "/v1/health", "Health", "Show that the server is there", "", s.health)
 
 	add(get, "/v1/agents", "ListAgents", "List agents", read, s.listAgents)
+	add(get, "/v1/agents/{agent}", "GetAgent", "Show an agent", read, s.getAgent)
 	add(post, "/v1/agents/{agent}/install", "InstallAgent", "Check that an agent is installed", execute, s.install)
 	add(get, "/v1/agents/{agent}/modes", "ListModes", "List the modes of an agent", read, s.listModes)
 	add(get, "/v1/agents/{agent}/models", "ListModels", "List the models of an agent", read, s.listModels)

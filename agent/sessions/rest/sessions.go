@@ -10,6 +10,7 @@ import (
 	"github.com/go-chi/chi/v5"
 
 	"github.com/bullpen-run/bullpen/agent/sessions"
+	"github.com/bullpen-run/bullpen/agent/sessions/acp"
 	"github.com/bullpen-run/bullpen/proto"
 )
 
@@ -44,6 +45,8 @@ type agentInfo struct {
 	Path         string                `json:"path,omitempty"`
 	Capabilities sessions.Capabilities `json:"capabilities"`
 	ServerStatus *serverStatus         `json:"serverStatus,omitempty"`
+	// ConfigOptions are only there if a client asks for them.
+	ConfigOptions []acp.ConfigOption `json:"configOptions,omitempty"`
 }
 
 // serverStatus describes the process that an agent's sessions share. Here each session has its own,
@@ -53,20 +56,35 @@ type serverStatus struct {
 	RestartCount int    `json:"restartCount"`
 }
 
-func (s *Server) listAgents(w http.ResponseWriter, _ *http.Request) error {
-	list := make([]agentInfo, 0, len(s.Service.Agents))
+// describe returns an agent as clients see it. Those of version 0.4 ask for the settings of its sessions.
+func describe(info *sessions.Info, r *http.Request) *agentInfo {
+	x := &agentInfo{
+		ID: info.ID, Installed: info.Missing == "", Credentials: info.Credentials, Version: info.Version, Path: info.Path,
+		Capabilities: info.Capabilities,
+	}
+	if info.Capabilities.SharedProcess {
+		x.ServerStatus = &serverStatus{Status: "stopped"}
+	}
+	if r.URL.Query().Get("config") == "true" {
+		x.ConfigOptions = acp.ConfigOptions(info, nil)
+	}
+	return x
+}
+
+func (s *Server) listAgents(w http.ResponseWriter, r *http.Request) error {
+	list := make([]*agentInfo, 0, len(s.Service.Agents))
 	for _, a := range s.Service.Agents {
-		info := a.Info()
-		x := agentInfo{
-			ID: info.ID, Installed: info.Missing == "", Credentials: info.Credentials, Version: info.Version, Path: info.Path,
-			Capabilities: info.Capabilities,
-		}
-		if info.Capabilities.SharedProcess {
-			x.ServerStatus = &serverStatus{Status: "stopped"}
-		}
-		list = append(list, x)
+		list = append(list, describe(a.Info(), r))
 	}
 	return writeJSON(w, map[string]any{"agents": list})
+}
+
+func (s *Server) getAgent(w http.ResponseWriter, r *http.Request) error {
+	info, err := s.agent(r)
+	if err != nil {
+		return err
+	}
+	return writeJSON(w, describe(info, r))
 }
 
 // agent returns the agent in the path of a request.

@@ -1,6 +1,7 @@
 package app
 
 import (
+	"context"
 	"net/http"
 
 	"github.com/bullpen-run/bullpen/agent/sessions"
@@ -15,6 +16,11 @@ import (
 type sessionHost struct{ *agents.Agent }
 
 func (h sessionHost) Home(thread string) rest.Home { return h.Agent.Home(thread) }
+
+// RemoveHome removes the thread with the files of a session, if it exists.
+func (h sessionHost) RemoveHome(ctx context.Context, thread string) error {
+	return h.Home(thread).Remove(ctx)
+}
 
 // serveSandboxAgent adds the routes of the Sandbox Agent API to server.
 func (s *system) serveSandboxAgent(server *gateway.Server, service *sessions.Service) {
@@ -37,11 +43,11 @@ func (s *system) serveSandboxAgent(server *gateway.Server, service *sessions.Ser
 // serveACP adds the routes of the agent client protocol to server.
 func (s *system) serveACP(server *gateway.Server, routes *acp.Server) {
 	routes.Version, routes.Wait, routes.Log = Version(), acp.DefaultWait, s.log
-	routes.Host = func(r *http.Request) acp.Host { return server.Agents().ForRequest(r) }
+	routes.Host = func(r *http.Request) acp.Host { return sessionHost{server.Agents().ForRequest(r)} }
 	surface := web.Surface{WriteError: routes.WriteError, Key: rest.Token}
-	list := routes.Routes(acp.Prefix, "")
+	list := routes.Routes(false)
 	if s.cfg.AgentSessionsAtRoot {
-		list = append(list, routes.Routes("", "AtRoot")...)
+		list = append(list, routes.Routes(true)...)
 	}
 	for _, route := range list {
 		surface.Routes = append(surface.Routes, web.SurfaceRow(route))
