@@ -115,8 +115,9 @@ func deploymentTests() map[string]func(*testing.T, *programs, topology) {
 // longDeploymentTests are deploymentTests that kill or restart processes many times.
 func longDeploymentTests() map[string]func(*testing.T, *programs, topology) {
 	return map[string]func(*testing.T, *programs, topology){
-		"agent-session-ledger": testSessionLedger, "backup-ledger": testBackupLedger, "live-sandbox-lost": testLiveSandboxLost,
-		"limits-killed": testLimitsKilled, "rolling": testRolling,
+		"agent-session-ledger": testSessionLedger, "backup-ledger": testBackupLedger,
+		"live-sandbox-lost": testLiveSandboxLost,
+		"limits-killed":     testLimitsKilled, "rolling": testRolling,
 		"threads-killed": testThreadsKilled, "unfit-at-start": testUnfitAtStart, "warm": testWarm,
 	}
 }
@@ -153,7 +154,8 @@ func singleTests() map[string]func(*testing.T, *programs) {
 func longSingleTests() map[string]func(*testing.T, *programs) {
 	return map[string]func(*testing.T, *programs){
 		"missing-workers": testMissingWorkers, "live-sandboxes-frozen": testLiveSandboxesFrozen,
-		"acp-client": testACPClient, "agent-clients": testAgentClients, "agent-flood": testAgentFlood, "agent-load": testAgentLoad, "up": testUp,
+		"acp-client": testACPClient, "agent-clients": testAgentClients, "agent-flood": testAgentFlood,
+		"agent-load": testAgentLoad, "up": testUp,
 		"autoscale-process-nats": func(t *testing.T, p *programs) { testAutoscaleProcess(t, p, topology{separate: true}) },
 		"backup-ledger-cluster":  func(t *testing.T, p *programs) { testBackupLedger(t, p, onCluster()) },
 		"clients":                testClients, "cluster-leaders": testClusterLeaders, "cluster-nodes": testClusterNodes,

@@ -119,7 +119,8 @@ func (l *ledger) sessionEvents(ctx context.Context, r *rand.Rand, name string, a
 	ctx, cancel := context.WithTimeout(ctx, 2*requestTime)
 	defer cancel()
 	m := l.gateways(r)[0]
-	answer, err := l.clientOf(m).try(ctx, http.MethodGet, sandboxAgent+name+"/events?offset="+strconv.FormatInt(after, 10), nil)
+	path := sandboxAgent + name + "/events?offset=" + strconv.FormatInt(after, 10)
+	answer, err := l.clientOf(m).try(ctx, http.MethodGet, path, nil)
 	if err != nil || mayPass(answer) {
 		return nil
 	}

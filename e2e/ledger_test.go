@@ -143,7 +143,8 @@ func (l *ledger) run(wrong []disruption, cycles int) []violation {
 	l.check()
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.t.Logf("%d submissions, %d sandboxes and %d messages to %d agent sessions in %s; went wrong: %s; executions ended: %s; sandboxes stopped: %s",
+	l.t.Logf("%d submissions, %d sandboxes and %d messages to %d agent sessions in %s; went wrong: %s; "+
+		"executions ended: %s; sandboxes stopped: %s",
 		len(l.all), len(l.sandboxes), l.messages, l.sessions, l.log.now().Round(time.Second), &l.injected, &l.ends, &l.stops)
 	return slices.Concat(l.violations, l.impossible)
 }

@@ -136,7 +136,8 @@ func (w *world) fill(org, marker string) {
 	put(st.Secrets, "secret."+org+".NAME", proto.Secret{Org: org, Name: marker})
 	put(st.Connections, org+".data", proto.Connection{Org: org, Slug: "data", Description: marker})
 	put(st.AgentFiles, org+".file_1", proto.AgentFile{Org: org, Name: marker})
-	put(st.AgentSessions, org+"."+proto.AgentSessionKey("session"), proto.AgentSession{Org: org, ID: "session", Title: marker})
+	put(st.AgentSessions, org+"."+proto.AgentSessionKey("session"),
+		proto.AgentSession{Org: org, ID: "session", Title: marker})
 	put(st.AgentRuns, org+".run", proto.ActiveAgentRun{Org: org, ID: marker})
 	_, err = st.AgentLogs.Write(ctx, store.AgentLogSubject(org, "run"), nats.Header{}, []byte(marker), 0)
 	check(err)

@@ -148,7 +148,8 @@ var signals = []signal{
 	{CancelSubject("*"), []string{roleGateway, roleScheduler}, []string{roleWorker}, "cancel an execution"},
 	{OutputPatternOf("*"), nil, []string{roleGateway}, "live output, as it is stored"},
 	{
-		AgentLoggedSubject("*", "*"), nil, []string{roleGateway},
+		AgentLoggedSubject("*", "*"), nil,
+		[]string{roleGateway},
 		"messages of the logs of agents, republished by the server once stored",
 	},
 	{DoneSubject("*", "*"), nil, []string{roleGateway}, "records of executions, republished by the server once stored"},

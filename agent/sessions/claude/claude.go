@@ -37,7 +37,10 @@ func (a *Agent) Info() *sessions.Info {
 			sessions.PermissionDefault, sessions.PermissionPlan, sessions.PermissionBypass, sessions.PermissionAcceptEdits,
 		},
 		Models: []sessions.Model{
-			{ID: "default", Name: "Default"}, {ID: "sonnet", Name: "Sonnet"}, {ID: "opus", Name: "Opus"}, {ID: "haiku", Name: "Haiku"},
+			{ID: "default", Name: "Default"},
+			{ID: "sonnet", Name: "Sonnet"},
+			{ID: "opus", Name: "Opus"},
+			{ID: "haiku", Name: "Haiku"},
 		},
 		DefaultModel: "default", PendingAssistant: true,
 		Capabilities: sessions.Capabilities{
@@ -78,7 +81,8 @@ func (a *Agent) Start(ctx context.Context, s *sessions.Start) (sessions.Conversa
 		return nil, fmt.Errorf("start Claude Code: %w", err)
 	}
 	c := &conversation{
-		process: process, report: s.Report, plan: isPlan(s.Session), requests: map[string]request{}, done: make(chan struct{}),
+		process: process, report: s.Report, plan: isPlan(s.Session), requests: map[string]request{},
+		done: make(chan struct{}),
 	}
 	go c.read()
 	return c, nil
@@ -158,12 +162,7 @@ func (c *conversation) Close() {
 
 // Answer implements [sessions.Conversation].
 func (c *conversation) Answer(_ context.Context, a *sessions.Answer) error {
-	id := ""
-	if a.Question != nil {
-		id = a.Question.ID
-	} else {
-		id = a.Permission.ID
-	}
+	id := (&sessions.Pending{Question: a.Question, Permission: a.Permission}).ID()
 	c.mu.Lock()
 	r, ok := c.requests[id]
 	delete(c.requests, id)

@@ -259,7 +259,8 @@ func TestPermission(t *testing.T) {
 	w.MustCreate("s", "claude")
 	w.MustSend("s", "make a file")
 	events := w.Until("s", 1, sessionstest.Is(sessions.PermissionRequested))
-	if err := w.AnswerPermission(t.Context(), sessionstest.Org, "s", pending(t, w), sessions.PermissionAlways); err != nil {
+	err := w.AnswerPermission(t.Context(), sessionstest.Org, "s", pending(t, w), sessions.PermissionAlways)
+	if err != nil {
 		t.Fatal(err)
 	}
 	events = append(events, w.Until("s", events[len(events)-1].Sequence, sessionstest.Is(sessions.TurnEnded))...)
@@ -283,7 +284,7 @@ item.completed itm_5 assistant message text:Made.
 turn.ended
 `)
 	native := "11111111-2222-4333-8444-555555555555"
-	if x, err := w.Get(t.Context(), sessionstest.Org, "s"); err != nil || x.Native != native || x.State.Running {
+	if x, err := w.Get(t.Context(), sessionstest.Org, "s"); err != nil || x.Native != native || x.Running {
 		t.Errorf("%+v, %v", x, err)
 	}
 }
@@ -327,7 +328,9 @@ turn.ended
 }
 
 func TestPlan(t *testing.T) {
-	for _, c := range []struct{ answer, recording string }{{"approve", "plan_approved.txt"}, {"reject", "plan_rejected.txt"}} {
+	for _, c := range []struct{ answer, recording string }{
+		{"approve", "plan_approved.txt"}, {"reject", "plan_rejected.txt"},
+	} {
 		w := world(t, c.recording)
 		w.MustCreate("s", "claude", func(x *proto.AgentSession) { x.AgentMode = "plan" })
 		w.MustSend("s", "plan")
