@@ -121,7 +121,7 @@ func (l *Logs) Watch(org, id string) (added <-chan struct{}, stop func(), err er
 
 // Follow returns a follower of a log.
 func (l *Logs) Follow(org, id string) (*Follower, error) {
-	f := &Follower{logs: l, org: org, id: id, live: make(chan *nats.Msg, liveMessages)}
+	f := &Follower{logs: l, org: org, id: id, live: make(chan *nats.Msg, liveMessages), poll: pollEvery}
 	var err error
 	if f.sub, err = l.Store.Conn.ChanSubscribe(store.AgentLoggedSubject(org, id), f.live); err != nil {
 		return nil, fmt.Errorf("follow log %s: %w", id, err)
@@ -136,6 +136,8 @@ type Follower struct {
 	live    chan *nats.Msg // as the server repeats them once they are stored
 	sub     *nats.Subscription
 	current bool // the messages after the last one are in live, or have been dropped from it
+	full    bool // live was full, so later messages may have been dropped without a sign
+	poll    time.Duration
 }
 
 // Close ends the follower.
@@ -151,7 +153,11 @@ func (f *Follower) Next(ctx context.Context, after uint64) (message []byte, at u
 			}
 			f.current = true
 		}
-		poll := time.NewTimer(pollEvery)
+		if f.full && len(f.live) == 0 {
+			f.full, f.current = false, false
+			continue
+		}
+		poll := time.NewTimer(f.poll)
 		select {
 		case <-ctx.Done():
 			poll.Stop()
@@ -161,6 +167,7 @@ func (f *Follower) Next(ctx context.Context, after uint64) (message []byte, at u
 			continue
 		case m := <-f.live:
 			poll.Stop()
+			f.full = f.full || len(f.live) >= cap(f.live)-1
 			seq, previous := number(m, jetstream.SequenceHeader), number(m, jetstream.LastSequenceHeader)
 			switch {
 			case seq != 0 && seq <= after:
