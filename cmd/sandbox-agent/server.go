@@ -91,9 +91,9 @@ func openLog() (*os.File, error) {
 		}
 		dir = filepath.Join(data, "sandbox-agent", "logs")
 	}
-	if err := os.MkdirAll(dir, 0o700); err != nil {
+	if err := os.MkdirAll(dir, 0o700); err != nil { //nolint:gosec // the user chooses it
 		return nil, fmt.Errorf("make a directory for the log: %w", err)
 	}
 	name := filepath.Join(dir, "log-"+time.Now().Format(time.DateOnly))
-	return os.OpenFile(name, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o600)
+	return os.OpenFile(name, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o600) //nolint:gosec // as above
 }
