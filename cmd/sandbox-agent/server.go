@@ -50,6 +50,10 @@ func (c *serverCommand) Run(ctx context.Context, a *access) error {
 		defer log.Close() //nolint:errcheck // the log has each line already
 		os.Stderr = log
 	}
+	if a.NoToken && !loopback(c.Host) {
+		_, _ = fmt.Fprintf(os.Stderr, "sandbox-agent: everyone who reaches %s can use this server: it needs no token\n",
+			c.Host)
+	}
 	if c.Data == "" {
 		dir, err := os.MkdirTemp("", "sandbox-agent-")
 		if err != nil {
