@@ -15,13 +15,10 @@ import (
 	"testing"
 )
 
-// testACPClient runs a program with the npm client of the Sandbox Agent API 0.4, unmodified, behind a load balancer
-// whose gateways leave and are killed while prompts are in progress.
-func testACPClient(t *testing.T, p *programs) {
-	args := []string{"--agent-mock-delay", "0s", "--drain", "1s"}
-	sys := newSystem(t, p, topology{separate: true}, noSlots, args...)
-	ctx, cancel := context.WithTimeout(t.Context(), clientsTime)
-	defer cancel()
+// installACPClient installs the npm client of the Sandbox Agent API 0.4. It returns the directory with it and the
+// programs that use it.
+func installACPClient(ctx context.Context, t *testing.T) string {
+	t.Helper()
 	dir := t.TempDir()
 	if err := os.CopyFS(dir, os.DirFS(filepath.Join("testdata", "acp"))); err != nil {
 		t.Fatal(err)
@@ -31,6 +28,35 @@ func testACPClient(t *testing.T, p *programs) {
 	if out, err := install.CombinedOutput(); err != nil {
 		t.Fatalf("npm install: %v\n%s", err, out)
 	}
+	return dir
+}
+
+// testACPClientStarts has the npm client start sandbox-agent, use it and stop it.
+func testACPClientStarts(t *testing.T, p *programs) {
+	ctx, cancel := context.WithTimeout(t.Context(), clientsTime)
+	defer cancel()
+	client := exec.CommandContext(ctx, "node", "spawn.mjs")
+	client.Dir = installACPClient(ctx, t)
+	temporary := t.TempDir()
+	client.Env = append(os.Environ(), "SANDBOX_AGENT_BIN="+p.sandboxAgent, "TMPDIR="+temporary, notPrewarmed,
+		"BULLPEN_NSJAIL="+p.nsjail)
+	out, err := client.CombinedOutput() // ends with the last process that has the streams
+	if err != nil || !strings.Contains(string(out), "done\n") {
+		t.Errorf("spawn.mjs: %v\n%s", err, out)
+	}
+	if left, err := os.ReadDir(temporary); err != nil || len(left) > 0 {
+		t.Errorf("the server was killed, and left %v, %v", left, err)
+	}
+}
+
+// testACPClient runs a program with the npm client of the Sandbox Agent API 0.4, unmodified, behind a load balancer
+// whose gateways leave and are killed while prompts are in progress.
+func testACPClient(t *testing.T, p *programs) {
+	args := []string{"--agent-mock-delay", "0s", "--drain", "1s"}
+	sys := newSystem(t, p, topology{separate: true}, noSlots, args...)
+	ctx, cancel := context.WithTimeout(t.Context(), clientsTime)
+	defer cancel()
+	dir := installACPClient(ctx, t)
 
 	var target atomic.Pointer[url.URL]
 	gateway, base := sys.front, sys.base

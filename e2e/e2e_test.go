@@ -154,8 +154,8 @@ func singleTests() map[string]func(*testing.T, *programs) {
 func longSingleTests() map[string]func(*testing.T, *programs) {
 	return map[string]func(*testing.T, *programs){
 		"missing-workers": testMissingWorkers, "live-sandboxes-frozen": testLiveSandboxesFrozen,
-		"acp-client": testACPClient, "agent-clients": testAgentClients, "agent-flood": testAgentFlood,
-		"agent-load": testAgentLoad, "up": testUp,
+		"acp-client": testACPClient, "acp-client-starts": testACPClientStarts,
+		"agent-clients": testAgentClients, "agent-flood": testAgentFlood, "agent-load": testAgentLoad, "up": testUp,
 		"autoscale-process-nats": func(t *testing.T, p *programs) { testAutoscaleProcess(t, p, topology{separate: true}) },
 		"backup-ledger-cluster":  func(t *testing.T, p *programs) { testBackupLedger(t, p, onCluster()) },
 		"clients":                testClients, "cluster-leaders": testClusterLeaders, "cluster-nodes": testClusterNodes,

@@ -240,15 +240,15 @@ func permissionText(session string, permission *client.AgentPermission) string {
 
 // questionText returns a question that waits for an answer, with the commands that answer it.
 func questionText(session string, question *client.AgentQuestion) string {
-	text := "The agent asks: " + oneLine(question.Prompt) + "\n"
 	command := "  bullpen agent session answer " + shellWord(session) + " " + shellWord(question.ID)
+	lines := []string{"The agent asks: " + oneLine(question.Prompt)}
 	for _, option := range question.Options {
-		text += command + " " + shellWord(option) + "\n"
+		lines = append(lines, command+" "+shellWord(option))
 	}
 	if len(question.Options) == 0 {
-		text += command + " ANSWER\n"
+		lines = append(lines, command+" ANSWER")
 	}
-	return text + command + " --reject\n"
+	return strings.Join(append(lines, command+" --reject"), "\n") + "\n"
 }
 
 var plainWord = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_./:@%+,=-]*$`)

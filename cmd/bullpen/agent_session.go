@@ -133,9 +133,9 @@ type agentSessionSendCommand struct {
 }
 
 func (*agentSessionSendCommand) Help() string {
-	return `Prints the agent's text on standard output as it arrives, and what else it does on standard error. Returns when the
-turn ends, or when the agent waits for an answer to a permission or a question: prints the command that answers it.
-Reconnects without losing or repeating text. An interrupted command does not end the turn.
+	return `Prints the agent's text on standard output as it arrives, and what else it does on standard error. Returns when
+the turn ends, or when the agent waits for an answer to a permission or a question: prints the command that answers
+it. Reconnects without losing or repeating text. An interrupted command does not end the turn.
 
 A message that is sent during a turn waits for the end of that turn.
 

@@ -50,6 +50,10 @@ func (c *serverCommand) Run(ctx context.Context, a *access) error {
 		defer log.Close() //nolint:errcheck // the log has each line already
 		os.Stderr = log
 	}
+	if a.NoToken && !loopback(c.Host) {
+		_, _ = fmt.Fprintf(os.Stderr, "sandbox-agent: everyone who reaches %s can use this server: it needs no token\n",
+			c.Host)
+	}
 	if c.Data == "" {
 		dir, err := os.MkdirTemp("", "sandbox-agent-")
 		if err != nil {
@@ -91,9 +95,9 @@ func openLog() (*os.File, error) {
 		}
 		dir = filepath.Join(data, "sandbox-agent", "logs")
 	}
-	if err := os.MkdirAll(dir, 0o700); err != nil {
+	if err := os.MkdirAll(dir, 0o700); err != nil { //nolint:gosec // the user chooses it
 		return nil, fmt.Errorf("make a directory for the log: %w", err)
 	}
 	name := filepath.Join(dir, "log-"+time.Now().Format(time.DateOnly))
-	return os.OpenFile(name, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o600)
+	return os.OpenFile(name, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o600) //nolint:gosec // as above
 }
