@@ -161,6 +161,9 @@ func (c *Core) UntilLeave(ctx context.Context) (context.Context, context.CancelF
 // UntilDrain returns a context that ends at Drain. It is for answers without an end.
 func (c *Core) UntilDrain(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancel(ctx)
+	if c.IsDraining() { // AfterFunc would not have called cancel yet
+		cancel()
+	}
 	stop := context.AfterFunc(c.draining, cancel)
 	return ctx, func() {
 		stop()

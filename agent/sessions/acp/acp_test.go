@@ -59,8 +59,14 @@ func TestLatePrompts(t *testing.T) {
 		2: end_turn`)
 }
 
-// A stream ends cleanly when its gateway leaves, and so do waiting prompts. Clients continue at the next message.
+// A stream ends cleanly when its gateway shuts down, and so do waiting prompts. Clients continue at the next
+// message.
 func TestGatewayLeaves(t *testing.T) {
+	t.Run("drains", func(t *testing.T) { testGatewayLeaves(t, func(g *gateway) { g.drain() }) })
+	t.Run("leaves", func(t *testing.T) { testGatewayLeaves(t, func(g *gateway) { g.leave() }) })
+}
+
+func testGatewayLeaves(t *testing.T, end func(*gateway)) {
 	w := newWorld(t)
 	first, second := w.gateway(time.Minute), w.gateway(time.Minute)
 	c := first.connect("s1")
@@ -75,7 +81,7 @@ func TestGatewayLeaves(t *testing.T) {
 	})
 	asked := "session/request_permission allow_once=Allow once allow_always=Always allow reject_once=Reject"
 	want(t, events.until("request_permission"), "agent_message_chunk one\n2: end_turn\n"+asked)
-	first.leave()
+	end(first)
 	want(t, events.rest(), "")
 	waiting.Wait()
 	if got := <-answered; got != "202 Accepted" {
@@ -89,7 +95,7 @@ func TestGatewayLeaves(t *testing.T) {
 	// All is replayed for a client that has seen nothing.
 	want(t, c.open("").until("3:"), "0: result\n1: result\nagent_message_chunk one\n2: end_turn\n"+asked+
 		"\nagent_message_chunk accept_for_session\n3: end_turn")
-	want(t, c.open("5").until("3:"), asked[:0]+"agent_message_chunk accept_for_session\n3: end_turn")
+	want(t, c.open("5").until("3:"), "agent_message_chunk accept_for_session\n3: end_turn")
 }
 
 // answerRequest answers a request for a permission.

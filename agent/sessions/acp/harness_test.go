@@ -53,8 +53,15 @@ func (l logs) Follow(org, id string) (sessions.Follower, error) { return l.Logs.
 
 // host is the host of all requests.
 type host struct {
-	r       *http.Request
-	refused error // of AllowStored
+	r        *http.Request
+	refused  error           // of AllowStored
+	draining context.Context // ends when the gateway begins to shut down
+}
+
+func (h *host) UntilDrain(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancel(ctx)
+	stop := context.AfterFunc(h.draining, cancel)
+	return ctx, func() { stop(); cancel() }
 }
 
 func (*host) Caller() (org, key string) { return sessionstest.Org, "key" }
@@ -79,6 +86,7 @@ type gateway struct {
 	*httptest.Server
 	t     *testing.T
 	acp   *acp.Server
+	drain context.CancelFunc // begins to shut down
 	leave context.CancelFunc // ends all requests, as a gateway that leaves
 	mu    sync.Mutex
 	// refused is the error of AllowStored, and rejected that of all requests.
@@ -92,14 +100,15 @@ func (w *world) gateway(wait time.Duration) *gateway {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	g := &gateway{t: w.t}
+	draining, drain := context.WithCancel(context.Background())
+	g := &gateway{t: w.t, drain: drain}
 	g.acp = &acp.Server{
 		Sessions: w.Service, Logs: logs{&w.Stored.Logs}, Configs: configs, Version: "1.0", Wait: wait,
 		Log: storetest.Log(w.t),
 		Host: func(r *http.Request) acp.Host {
 			g.mu.Lock()
 			defer g.mu.Unlock()
-			return &host{r, g.refused}
+			return &host{r, g.refused, draining}
 		},
 	}
 	ctx, cancel := context.WithCancel(context.Background())
@@ -123,7 +132,7 @@ func (w *world) gateway(wait time.Duration) *gateway {
 		}))
 	}
 	g.Server = httptest.NewServer(router)
-	w.t.Cleanup(func() { cancel(); g.Close() })
+	w.t.Cleanup(func() { drain(); cancel(); g.Close() })
 	return g
 }
 

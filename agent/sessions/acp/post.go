@@ -271,6 +271,8 @@ func (s *Server) refuse(ctx context.Context, w http.ResponseWriter, c *call, p *
 func (s *Server) await(ctx context.Context, c *call, after uint64) (json.RawMessage, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.Wait)
 	defer cancel()
+	ctx, end := c.host.UntilDrain(ctx)
+	defer end()
 	follower, err := s.Logs.Follow(c.org, c.log.id)
 	if err != nil {
 		return nil, err

@@ -15,8 +15,11 @@ import (
 // keepalive is how often an idle stream gets a comment. Clients give a silent one up after five minutes.
 const keepalive = 15 * time.Second
 
+// drainingStream is how long a stream lasts that begins while this gateway shuts down.
+const drainingStream = 2 * time.Second
+
 // stream answers with the messages of a server after the last one that the client has seen, as server-sent
-// events. It ends between two messages when this gateway leaves: clients continue at another one.
+// events. It ends between two messages when this gateway begins to shut down: clients continue at another one.
 func (s *Server) stream(w http.ResponseWriter, r *http.Request) error {
 	id, err := serverID(r)
 	if err != nil {
@@ -29,14 +32,21 @@ func (s *Server) stream(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return invalid(w, http.StatusBadRequest, err.Error())
 	}
-	org, _ := s.Host(r).Caller()
+	host := s.Host(r)
+	org, _ := host.Caller()
+	open, end := host.UntilDrain(r.Context())
+	defer end()
+	if open.Err() != nil { // the client may come back until it finds another server
+		open, end = context.WithTimeout(r.Context(), drainingStream)
+		defer end()
+	}
 	release := s.project(r.Context(), org, id)
 	defer release()
 	h := w.Header()
 	h.Set("Content-Type", "text/event-stream")
 	h.Set("Cache-Control", "no-store")
 	h.Set("X-Accel-Buffering", "no")
-	ctx, cancel := context.WithCancel(r.Context())
+	ctx, cancel := context.WithCancel(open)
 	found := make(chan []byte)
 	go func() {
 		defer close(found)
