@@ -65,7 +65,9 @@ func measureAgentSessions(ctx context.Context, program, dir string, quick bool) 
 
 // stream follows sessions that are always in a turn for some time. It returns how late each event came, in
 // milliseconds, and the time in seconds.
-func stream(ctx context.Context, a *api, sessions int, during time.Duration) (late []float64, seconds float64, err error) {
+func stream(
+	ctx context.Context, a *api, sessions int, during time.Duration,
+) (late []float64, seconds float64, err error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	through := *a
@@ -129,7 +131,7 @@ func (s *session) post(ctx context.Context, path string, body any) error {
 	}
 	req.Header.Set("Authorization", "Bearer "+s.key)
 	req.Header.Set("Content-Type", "application/json")
-	resp, err := s.http.Do(req) //nolint:gosec // the user names the server
+	resp, err := s.http.Do(req)
 	if err != nil {
 		return err
 	}
@@ -185,7 +187,8 @@ func (m *agentSessions) figures() []figure {
 		Name:   fmt.Sprintf("events of %d agent sessions stored and streamed", streamingSessions),
 		Target: fmt.Sprintf("%d a second or more", targetEventsPerSec), Unit: "a second",
 	}
-	memory := below(fmt.Sprintf("server's memory with %d agent sessions streaming", streamingSessions), targetSessionsMB, "MB")
+	memory := below(fmt.Sprintf("server's memory with %d agent sessions streaming", streamingSessions), targetSessionsMB,
+		"MB")
 	if m == nil {
 		const why = "needs a server that is started here"
 		return []figure{alone.unknown(why), stored.unknown(why), memory.unknown(why)}

@@ -466,7 +466,7 @@ func (c *conversation) play(m *sessions.Message) {
 }
 
 func (c *conversation) say(id, text string) {
-	for _, word := range strings.Fields(text) {
+	for _, word := range strings.FieldsSeq(text) {
 		c.report(sessions.Native{Type: sessions.ItemDelta, Data: sessions.Delta{NativeItemID: &id, Delta: word}})
 	}
 	c.report(sessions.Native{Type: sessions.ItemCompleted, Data: item(id, sessions.KindMessage, sessions.RoleAssistant,
@@ -477,7 +477,7 @@ func (c *conversation) say(id, text string) {
 func (c *conversation) wait(number int64, id string) {
 	select {
 	case a := <-c.answers:
-		text := ""
+		var text string
 		if a.Permission != nil {
 			text = string(a.Permission.Status)
 		} else {

@@ -70,7 +70,7 @@ func lastEventID(r *http.Request) (int64, error) {
 	if err != nil {
 		return 0, errors.New("Last-Event-ID must be a positive integer")
 	}
-	return int64(n), nil //nolint:gosec // it has 63 bits
+	return int64(n), nil
 }
 
 // send sends events until ctx is done, the client has left, or there are no more. It sends comments meanwhile.
@@ -80,10 +80,10 @@ func send(ctx context.Context, w http.ResponseWriter, found <-chan []byte) error
 	defer ticks.Stop()
 	for text, more := []byte(": connected\n\n"), true; more; {
 		if _, err := w.Write(text); err != nil {
-			return nil //nolint:nilerr // the client has left
+			return nil // the client has left
 		}
 		if err := control.Flush(); err != nil {
-			return nil //nolint:nilerr // the client has left
+			return nil // the client has left
 		}
 		ticks.Reset(keepalive)
 		select {
