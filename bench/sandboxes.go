@@ -34,6 +34,7 @@ const (
 	sandboxHomeBytes = 100 << 20
 	sandboxTimeout   = 3600 // seconds
 	sandboxCapacity  = "BULLPEN_SANDBOXES=256"
+	sandboxMemory    = "BULLPEN_SANDBOX_OVERCOMMIT=16" // idle ones use little of their limits
 )
 
 // sandboxes holds the figures of live sandboxes. All kinds of call are measured in turn.
@@ -68,7 +69,7 @@ func measureSandboxes(ctx context.Context, program, dir string, quick bool) (_ *
 		return nil, fmt.Errorf("measure live sandboxes: %w", err)
 	}
 	defer func() { err = errors.Join(err, s3.Close()) }()
-	t, err := store.server(ctx, program, dir, sandboxCapacity)
+	t, err := store.server(ctx, program, dir, sandboxCapacity, sandboxMemory)
 	if err != nil {
 		return nil, err
 	}
@@ -301,7 +302,7 @@ func (m *sandboxes) resume(ctx context.Context, store *threads, t *target, progr
 			return err
 		}},
 	} {
-		if t, err = store.restart(ctx, t, program, dir, sandboxCapacity); err != nil {
+		if t, err = store.restart(ctx, t, program, dir, sandboxCapacity, sandboxMemory); err != nil {
 			return t, err
 		}
 		c := store.withThreads(t.api).client
