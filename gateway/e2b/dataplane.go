@@ -142,6 +142,8 @@ func (d *DataPlane) serve(w http.ResponseWriter, r *http.Request) {
 	case port == proto.GuestPort && reserved(r.URL.Path):
 		writeStatus(w, http.StatusNotFound, "there is nothing at this path")
 		return
+	case port == proto.GuestPort && allowPages(w, r):
+		return
 	}
 	access := d.accessOf(r, id, port)
 	x, err := d.find(r.Context(), id, access == granted)
@@ -171,6 +173,23 @@ func (d *DataPlane) serve(w http.ResponseWriter, r *http.Request) {
 	}
 	defer release()
 	d.pass(w, r, &x, port)
+}
+
+// allowPages lets pages of all origins use the guest of a sandbox, as E2B's daemon does. Its token is in a
+// header, which only a page that knows it can send. It reports whether it has answered a preflight request, which
+// has no token.
+func allowPages(w http.ResponseWriter, r *http.Request) bool {
+	h := w.Header()
+	h.Set("Access-Control-Allow-Origin", "*")
+	h.Set("Access-Control-Expose-Headers", "*")
+	if r.Method != http.MethodOptions || r.Header.Get("Access-Control-Request-Method") == "" {
+		return false
+	}
+	h.Set("Access-Control-Allow-Methods", "GET, HEAD, POST, PUT, PATCH, DELETE")
+	h.Set("Access-Control-Allow-Headers", strings.Join(r.Header.Values("Access-Control-Request-Headers"), ", "))
+	h.Set("Access-Control-Max-Age", "7200")
+	w.WriteHeader(http.StatusNoContent)
+	return true
 }
 
 // find returns a sandbox. Only a request with its token may have this read from the store, which costs

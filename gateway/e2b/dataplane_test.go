@@ -232,6 +232,29 @@ func TestOpenRequestsAreLimited(t *testing.T) {
 	}
 }
 
+// Pages of any origin may use the guest with its token, and servers in sandboxes decide for themselves.
+func TestPagesUseTheGuest(t *testing.T) {
+	h := newHarness(t, withDomain)
+	h.add(sandboxID, func(x *proto.LiveSandbox) { x.PublicPorts = true })
+	host := daemon + "-" + sandboxID + "." + domain
+	page := []string{"Host", host, "Origin", "https://page.example"}
+	preflight := h.do("OPTIONS", "/process.Process/Start", "", append(page,
+		"Access-Control-Request-Method", "POST", "Access-Control-Request-Headers", "x-access-token,connect-protocol-version")...)
+	if got := preflight.header; preflight.status != http.StatusNoContent || got.Get("Access-Control-Allow-Origin") != "*" ||
+		!strings.Contains(got.Get("Access-Control-Allow-Headers"), "x-access-token") {
+		t.Errorf("preflight: %d %v", preflight.status, got)
+	}
+	answer := h.do("POST", "/process.Process/List", "", append(page, headerAccess, testTokens().Access(sandboxID))...)
+	if got := answer.header; answer.status != reached || got.Get("Access-Control-Allow-Origin") != "*" ||
+		got.Get("Access-Control-Allow-Credentials") != "" {
+		t.Errorf("answer: %d %v", answer.status, got)
+	}
+	port := h.do("GET", "/", "", "Host", "3000-"+sandboxID+"."+domain, "Origin", "https://page.example")
+	if got := port.header.Get("Access-Control-Allow-Origin"); port.status != reached || got != "" {
+		t.Errorf("a port: %d %q", port.status, got)
+	}
+}
+
 // A client that is malformed on purpose.
 func TestMalformedTargets(t *testing.T) {
 	h := newHarness(t)

@@ -87,7 +87,9 @@ func (c *Core) CORS(next http.Handler) http.Handler {
 		}
 		h.Add("Vary", "Access-Control-Request-Method, Access-Control-Request-Headers")
 		h.Set("Access-Control-Allow-Methods", corsMethods)
-		h.Set("Access-Control-Allow-Headers", corsHeaders)
+		// Clients of other APIs have headers of their own.
+		h.Set("Access-Control-Allow-Headers", strings.Join(append([]string{corsHeaders},
+			r.Header.Values("Access-Control-Request-Headers")...), ", "))
 		h.Set("Access-Control-Max-Age", corsMaxAge)
 		w.WriteHeader(http.StatusNoContent)
 	})
