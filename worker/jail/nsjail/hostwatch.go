@@ -14,7 +14,7 @@ import (
 
 const (
 	// watchPeriod is how often the host's memory is read while programs run, and the length of a
-	// trial's ticks. A reading takes about 0.1 ms. It is also the period in which the kernel
+	// trial's ticks. A reading takes about 0.2 ms. It is also the period in which the kernel
 	// enforces CPU limits.
 	watchPeriod = 100 * time.Millisecond
 	// previousValid is the maximum age of a reading that counts as the state before a program.
@@ -47,12 +47,6 @@ const (
 	// maxRate is the maximum growth in bytes per second of a program's CPU time. It is about the
 	// speed at which a core clears memory.
 	maxRate = 4 << 30
-	// The CPU time of a suspect that uses less than idleCPU cores is read less and less often, down to
-	// once in maxSkipped ticks. In a search it is read in each tick, and otherwise as soon as the
-	// host's memory has changed by more than unread bytes since.
-	idleCPU    = 0.01
-	maxSkipped = 32
-	unread     = 2 << 20
 	// pausedCPU is a paused program's CPU in cores: the least that the kernel accepts.
 	pausedCPU = 0.01
 	// minTrialCPU is the minimum CPU of an unpaused program, unless its profile has less.
@@ -65,10 +59,6 @@ const (
 	// do nothing would otherwise cost the whole share.
 	queuesFurther = 16 << 20
 	queuesAgain   = 30 * time.Second
-	// queuesUnread is how many bytes a program may have queued according to its CPU time before its
-	// own queues are read again. It is less than is tolerated, since a core may copy faster than it
-	// clears memory.
-	queuesUnread = tolerated / 2
 )
 
 // hostWatch kills programs that make the host's kernel hold memory which no control group is
@@ -82,7 +72,6 @@ const (
 type hostWatch struct {
 	m      *Maker
 	host   func() (reading, error)
-	cpu    func(*sandbox) (time.Duration, error) // CPU time; fails if the jail is gone
 	cancel context.CancelFunc
 	ended  chan struct{}
 
@@ -126,32 +115,14 @@ type watched struct {
 	growth   [smoothed]int64
 	searchAt int64         // a search begins when the growth is larger
 	cpu      float64       // its cores in a trial; 0 for as many as its profile allows
-	used     time.Duration // CPU time when it was read last; 0 if it is unknown
-	held     int64         // what the host held then, in bytes
-	skipped  int           // ticks since
-	period   int           // ticks between two readings of the CPU time
-	// spans are those that ended with the last ticks, the newest first.
-	spans [smoothed]span
-	// attributed is the smoothed uncharged memory up to which growth has been attributed.
-	attributed int64
-	// queued is how many bytes were in the queues of its sockets when they were read last, and
-	// queuedAt its CPU time before; 0 if they have not been read.
-	queued   int64
-	queuedAt time.Duration
+	used     time.Duration // CPU time at the last reading; 0 if it is unknown
+	// ran is the CPU time in the last ticks, the newest first; -1 if it is unknown.
+	ran [smoothed]time.Duration
 	// share is the part of its CPU that the program has in the coming tick, unless it is paused. shares are
 	// those of the last ticks, newest first.
 	shares [smoothed]float64
 	share  float64
 }
-
-// span is the time between two readings of a program's CPU time.
-type span struct {
-	ticks int           // 0 if the CPU time was not read in the tick
-	ran   time.Duration // CPU time; -1 if it is unknown
-}
-
-// unknown is a tick in which a program's CPU time is not known.
-var unknown = span{ticks: 1, ran: -1} // read only
 
 // grown returns the growth during the program, smoothed.
 func (p *watched) grown() int64 { return slices.Min(p.growth[:]) }
@@ -168,19 +139,13 @@ func (m *Maker) readHost() (r reading, err error) {
 // watchHost starts a watch that reads the host's memory with host.
 func (m *Maker) watchHost(host func() (reading, error)) *hostWatch {
 	ctx, cancel := context.WithCancel(context.Background())
-	w := m.newHostWatch(host, func(s *sandbox) (time.Duration, error) { return s.group.CPUTime() })
-	w.cancel = cancel
-	go w.run(ctx)
-	return w
-}
-
-// newHostWatch returns a watch that does not run yet.
-func (m *Maker) newHostWatch(host func() (reading, error), cpu func(*sandbox) (time.Duration, error)) *hostWatch {
-	return &hostWatch{
-		m: m, host: host, cpu: cpu, ended: make(chan struct{}), running: map[*sandbox]*watched{},
+	w := &hostWatch{
+		m: m, host: host, cancel: cancel, ended: make(chan struct{}), running: map[*sandbox]*watched{},
 		started: make(chan struct{}, 1),
 		trial:   hostmemory.New[*sandbox](),
 	}
+	go w.run(ctx)
+	return w
 }
 
 // close ends the watch.
@@ -193,7 +158,7 @@ func (w *hostWatch) close() {
 func (w *hostWatch) add(s *sandbox) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.running[s] = &watched{searchAt: tolerated, spans: [smoothed]span{unknown, unknown, unknown}}
+	w.running[s] = &watched{searchAt: tolerated, ran: [smoothed]time.Duration{-1, -1, -1}}
 	if len(w.running) == 1 {
 		select {
 		case w.started <- struct{}{}:
@@ -258,15 +223,14 @@ func (w *hostWatch) check() error {
 	if err != nil {
 		return err
 	}
-	previous := time.Since(w.read) < previousValid
-	if previous {
+	if time.Since(w.read) < previousValid {
 		copy(w.readings[1:], w.readings[:])
 		w.readings[0] = now
 	} else {
 		w.readings = [smoothed + 1]reading{now, now, now, now}
 	}
 	w.read = time.Now()
-	suspects := w.update(!previous)
+	suspects := w.update()
 	if len(suspects) > 0 && w.queuesDue(now.Kernel+now.Sockets) {
 		w.checkQueues(suspects)
 	}
@@ -310,16 +274,13 @@ func (w *hostWatch) readSteady() (reading, error) {
 	return least, err
 }
 
-// update records the newest reading for each program. After a gap in the readings, growth before it
-// is not attributed any more. update returns the programs during which the kernel's memory,
-// including sockets, grew by more than is tolerated.
-func (w *hostWatch) update(gap bool) (suspects map[*sandbox]*watched) {
+// update records the newest reading for each program. It returns the programs during which the
+// kernel's memory, including sockets, grew by more than is tolerated.
+func (w *hostWatch) update() (suspects []*sandbox) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	suspects = map[*sandbox]*watched{}
 	now, previous := w.readings[0], w.readings[1]
-	steady := w.steady(0)
-	if steady > w.highest+further || steady < w.highest-further {
+	if steady := w.steady(0); steady > w.highest+further || steady < w.highest-further {
 		if steady > w.highest {
 			w.grew = time.Now()
 		}
@@ -332,13 +293,10 @@ func (w *hostWatch) update(gap bool) (suspects map[*sandbox]*watched) {
 		p.kernel = min(p.kernel, now.Kernel)
 		p.sockets = min(p.sockets, now.Sockets)
 		p.charged = min(p.charged, now.charged)
-		if gap {
-			p.used, p.attributed, p.spans = 0, steady, [smoothed]span{unknown, unknown, unknown}
-		}
-		w.attribute(s, p, steady)
 		if now.Kernel-p.kernel+now.Sockets-p.sockets > tolerated {
-			suspects[s] = p
+			suspects = append(suspects, s)
 		}
+		w.attribute(s, p)
 	}
 	w.trial.Retain(func(s *sandbox) bool { return w.running[s] != nil })
 	return suspects
@@ -351,56 +309,33 @@ func (w *hostWatch) steady(ago int) int64 {
 	}).uncharged()
 }
 
-// attribute updates the growth during a program. It attributes uncharged growth to the program up
-// to what the program's CPU time allows, and the rest to others. steady is the smoothed uncharged
-// memory. w.mu is held.
-func (w *hostWatch) attribute(s *sandbox, p *watched, steady int64) {
-	copy(p.spans[1:], p.spans[:])
+// attribute updates the growth during a program. It attributes uncharged growth to the program up to
+// what the program's CPU time allows, and the rest to others. w.mu is held.
+func (w *hostWatch) attribute(s *sandbox, p *watched) {
+	copy(p.ran[1:], p.ran[:])
 	copy(p.shares[1:], p.shares[:])
-	p.spans[0], p.shares[0] = w.readCPU(s, p), p.share
-	// Smoothed, growth is that until the oldest tick. It is attributed when the CPU time of the same
-	// ticks is known. What is excused shrinks first, because the kernel may have been freeing it.
-	if last := p.spans[smoothed-1]; last.ticks > 0 {
-		growth := steady - p.attributed
-		p.attributed = steady
-		if growth > 0 && last.ran >= 0 {
-			p.excused += max(0, growth-int64(last.ran.Seconds()*maxRate))
-		} else {
-			p.excused = max(0, p.excused+min(0, growth))
-		}
-	}
+	p.ran[0], p.shares[0] = -1, p.share
 	now := w.readings[0]
+	if now.Kernel-p.kernel > suspect {
+		used, err := s.group.CPUTime() // fails if the jail is gone
+		if err == nil && p.used > 0 {
+			p.ran[0] = used - p.used
+		}
+		p.used = used
+	} else {
+		p.used = 0
+	}
+	// Smoothed, growth is that of the oldest tick. What is excused shrinks first, because the kernel
+	// may have been freeing it.
+	growth := w.steady(0) - w.steady(1)
+	if ran := p.ran[smoothed-1]; growth > 0 && ran >= 0 {
+		p.excused += max(0, growth-int64(ran.Seconds()*maxRate))
+	} else {
+		p.excused = max(0, p.excused+min(0, growth))
+	}
 	p.excused = min(p.excused, now.Kernel-p.kernel)
 	copy(p.growth[1:], p.growth[:])
 	p.growth[0] = now.Kernel - p.kernel - p.excused - max(0, now.charged-p.charged)
-}
-
-// readCPU returns the span that ends with this tick. It reads the CPU time of a suspect if that is
-// due.
-func (w *hostWatch) readCPU(s *sandbox, p *watched) span {
-	now := w.readings[0]
-	p.skipped++
-	if now.Kernel-p.kernel+now.Sockets-p.sockets <= suspect {
-		p.used = 0
-		return unknown
-	}
-	held := now.uncharged() + now.Sockets
-	changed := max(held-p.held, p.held-held)
-	if p.used > 0 && !w.searching && p.skipped < p.period && changed <= unread {
-		return span{}
-	}
-	ended := unknown
-	used, err := w.cpu(s)
-	if err == nil && p.used > 0 {
-		ended = span{ticks: p.skipped, ran: used - p.used}
-	}
-	if ended.ran >= 0 && ended.ran.Seconds() < idleCPU*float64(p.skipped)*watchPeriod.Seconds() {
-		p.period = min(2*p.period, maxSkipped)
-	} else {
-		p.period = 1
-	}
-	p.used, p.held, p.skipped = used, held, 0
-	return ended
 }
 
 // queuesDue reports whether the queues must be read. held is what the kernel and the sockets hold, in bytes.
@@ -415,21 +350,14 @@ func (w *hostWatch) queuesDue(held int64) bool {
 }
 
 // checkQueues kills the program with the most bytes queued in its sockets, if that is too much.
-func (w *hostWatch) checkQueues(suspects map[*sandbox]*watched) {
+func (w *hostWatch) checkQueues(suspects []*sandbox) {
 	began := time.Now()
 	var worst *sandbox
 	waiting := int64(tolerated)
-	for s, p := range suspects {
-		if !mayQueue(s, p) {
-			continue
-		}
+	for _, s := range suspects {
 		// An error means that the jail is gone.
 		queued, err := hostmemory.Queued(s.initPID)
-		if err != nil {
-			continue
-		}
-		p.queued, p.queuedAt = queued, p.used
-		if queued <= waiting {
+		if err != nil || queued <= waiting {
 			continue
 		}
 		if charged, err := s.group.Sockets(); err == nil && queued-charged > waiting {
@@ -443,16 +371,6 @@ func (w *hostWatch) checkQueues(suspects map[*sandbox]*watched) {
 		defer w.mu.Unlock()
 		w.killFor(worst, waiting)
 	}
-}
-
-// mayQueue reports whether a program may have too many bytes in its queues, according to the CPU
-// time that it has used since they were read. Others can fill the queues of a program with a
-// network.
-func mayQueue(s *sandbox, p *watched) bool {
-	if s.link != nil || p.used == 0 || p.queuedAt == 0 {
-		return true
-	}
-	return p.queued+int64((p.used-p.queuedAt).Seconds()*maxRate) > queuesUnread
 }
 
 // search continues the search for the program that makes the kernel grow, or begins one: it adds the
@@ -508,8 +426,8 @@ func (w *hostWatch) observe() {
 	}
 	ran := map[*sandbox]hostmemory.Ran{}
 	for s, p := range w.running {
-		if t, share := p.spans[smoothed-1], p.shares[smoothed-1]; t.ticks == 1 && t.ran >= 0 && share > 0 {
-			ran[s] = hostmemory.Ran{Time: t.ran, Share: share}
+		if t, share := p.ran[smoothed-1], p.shares[smoothed-1]; t >= 0 && share > 0 {
+			ran[s] = hostmemory.Ran{Time: t, Share: share}
 		}
 	}
 	if len(ran) > 0 {
