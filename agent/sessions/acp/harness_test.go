@@ -79,6 +79,8 @@ func (h *host) ReadBody(w http.ResponseWriter, decode func([]byte) error) error 
 
 func (h *host) AllowStored(context.Context, bool) error { return h.refused }
 
+func (*host) CheckCaller() error { return nil }
+
 func (*host) RemoveHome(context.Context, string) error { return nil }
 
 // gateway is a gateway of a world, with nothing in memory that others share.
@@ -466,7 +468,7 @@ func (c *conversation) play(m *sessions.Message) {
 }
 
 func (c *conversation) say(id, text string) {
-	for _, word := range strings.FieldsSeq(text) {
+	for word := range strings.FieldsSeq(text) {
 		c.report(sessions.Native{Type: sessions.ItemDelta, Data: sessions.Delta{NativeItemID: &id, Delta: word}})
 	}
 	c.report(sessions.Native{Type: sessions.ItemCompleted, Data: item(id, sessions.KindMessage, sessions.RoleAssistant,

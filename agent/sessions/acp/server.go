@@ -52,6 +52,8 @@ type Host interface {
 	ReadBody(w http.ResponseWriter, decode func(body []byte) error) error
 	// AllowStored refuses what must be stored if there is no room for it.
 	AllowStored(ctx context.Context, background bool) error
+	// CheckCaller returns an error if the API key has become invalid since the request began.
+	CheckCaller() error
 	// UntilDrain returns a context that ends when this server begins to shut down.
 	UntilDrain(ctx context.Context) (context.Context, context.CancelFunc)
 	// RemoveHome removes the thread with the files of a session, if it exists.

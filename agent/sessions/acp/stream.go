@@ -57,7 +57,7 @@ func (s *Server) stream(w http.ResponseWriter, r *http.Request) error {
 		for range found { // until the goroutine has ended
 		}
 	}()
-	return send(ctx, w, found)
+	return send(ctx, w, host, found)
 }
 
 // lastEventID returns the number of the last message that a client has seen; -1 if it says nothing.
@@ -73,12 +73,20 @@ func lastEventID(r *http.Request) (int64, error) {
 	return int64(n), nil
 }
 
-// send sends events until ctx is done, the client has left, or there are no more. It sends comments meanwhile.
-func send(ctx context.Context, w http.ResponseWriter, found <-chan []byte) error {
+// send sends events until ctx is done, the client has left, its API key is invalid, or there are no more. It sends
+// comments meanwhile.
+func send(ctx context.Context, w http.ResponseWriter, host Host, found <-chan []byte) error {
 	control := http.NewResponseController(w)
 	ticks := time.NewTicker(keepalive)
 	defer ticks.Stop()
+	checked := time.Now()
 	for text, more := []byte(": connected\n\n"), true; more; {
+		if time.Since(checked) >= keepalive {
+			if host.CheckCaller() != nil {
+				return nil
+			}
+			checked = time.Now()
+		}
 		if _, err := w.Write(text); err != nil {
 			return nil // the client has left
 		}
