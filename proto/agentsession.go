@@ -13,6 +13,9 @@ const (
 	MaxAgentSessions = 1000
 	// MaxAgentSessionID is the largest length of a session's id, in bytes.
 	MaxAgentSessionID = 200
+	// MaxAgentSessionField bounds each of the texts that describe a session, in bytes, but its servers of
+	// tools and its skills, which have MaxAgentConfig each.
+	MaxAgentSessionField = 1 << 10
 	// MaxAgentMessage is the largest length of a message, in bytes.
 	MaxAgentMessage = 1 << 20
 	// MaxQueuedAgentMessages bounds the messages of a session whose turns have not started.

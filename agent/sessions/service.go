@@ -204,8 +204,34 @@ func (s *Service) begin(ctx context.Context, x *proto.AgentSession, info *Info) 
 	return err
 }
 
-// complete sets the modes of a session that its request leaves out, and checks them.
+// checkSizes returns an error if a field of a session is too long. Every gateway holds all sessions in memory.
+func checkSizes(x *proto.AgentSession) error {
+	for _, field := range []struct {
+		name        string
+		size, limit int
+	}{
+		{"agentMode", len(x.AgentMode), proto.MaxAgentSessionField},
+		{"permissionMode", len(x.PermissionMode), proto.MaxAgentSessionField},
+		{"model", len(x.Model), proto.MaxAgentSessionField},
+		{"variant", len(x.Variant), proto.MaxAgentSessionField},
+		{"agentVersion", len(x.AgentVersion), proto.MaxAgentSessionField},
+		{"directory", len(x.Directory), proto.MaxAgentSessionField},
+		{"title", len(x.Title), proto.MaxAgentSessionField},
+		{"mcp", len(x.MCP), proto.MaxAgentConfig},
+		{"skills", len(x.Skills), proto.MaxAgentConfig},
+	} {
+		if field.size > field.limit {
+			return Invalidf("%s: must not be longer than %d bytes", field.name, field.limit)
+		}
+	}
+	return nil
+}
+
+// complete sets the modes of a session that its request leaves out, and checks its fields.
 func complete(x *proto.AgentSession, info *Info) error {
+	if err := checkSizes(x); err != nil {
+		return err
+	}
 	if info.Missing != "" {
 		return notInstalled(info)
 	}

@@ -303,6 +303,7 @@ func TestSettings(t *testing.T) {
 		{"permission_mode", "bypass", "result"},
 		{"permission_mode", "wild", "error -32602 invalid request: invalid permission mode: wild"},
 		{"mode", "wild", "error -32602 mode not supported: test wild"},
+		{"model", strings.Repeat("x", 1025), "error -32602 invalid request: model: must not be longer than 1024 bytes"},
 		{"color", "red", "error -32602 invalid request: unknown config option: color"},
 	} {
 		want(t, set(i+3, x.option, x.value).String(), fmt.Sprintf("%d: %s", i+3, x.want))
@@ -310,6 +311,28 @@ func TestSettings(t *testing.T) {
 	x, err := w.Get(t.Context(), sessionstest.Org, c.session)
 	if err != nil || x.AgentMode != "plan" || x.Model != "large" || x.Variant != "high" || x.PermissionMode != "bypass" {
 		t.Errorf("%+v %v", x, err)
+	}
+}
+
+// A session stays small, because every gateway holds all sessions in memory.
+func TestSessionsStaySmall(t *testing.T) {
+	w := newWorld(t)
+	c := w.gateway(time.Minute).connect("s1")
+	long, large := strings.Repeat("x", 1025), strings.Repeat("x", 60<<10)
+	for i := range 2 {
+		path := fmt.Sprintf("/v1/config/mcp?directory=/x&mcpName=m%d", i)
+		c.do(http.MethodPut, path, fmt.Sprintf(`{"type":"local","command":%q}`, large))
+	}
+	for i, x := range []struct{ params, want string }{
+		{fmt.Sprintf(`{"cwd":%q}`, long), "directory: must not be longer than 1024 bytes"},
+		{
+			fmt.Sprintf(`{"cwd":"/w","mcpServers":[{"name":"m","command":%q}]}`, large+large),
+			"mcp: must not be longer than 65536 bytes",
+		},
+		{`{"cwd":"/x"}`, "mcp: must not be longer than 65536 bytes"},
+	} {
+		want(t, c.call(i+2, "session/new", x.params).String(),
+			fmt.Sprintf("%d: error -32602 invalid request: %s", i+2, x.want))
 	}
 }
 

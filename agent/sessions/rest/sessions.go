@@ -201,7 +201,7 @@ func configure(host Host, x *proto.AgentSession, request *createRequest) (err er
 				return missing("mcp." + proto.Shorten(name))
 			}
 		}
-		if x.MCP, err = config("mcp", request.MCP); err != nil {
+		if x.MCP, err = json.Marshal(request.MCP); err != nil {
 			return err
 		}
 	}
@@ -222,7 +222,7 @@ func configure(host Host, x *proto.AgentSession, request *createRequest) (err er
 			return sessions.Invalidf("skills: %v", err)
 		}
 	}
-	x.Skills, err = config("skills", request.Skills)
+	x.Skills, err = json.Marshal(request.Skills)
 	return err
 }
 

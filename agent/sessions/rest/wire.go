@@ -17,8 +17,7 @@ import (
 
 // Limits of requests.
 const (
-	maxWord        = 1 << 10 // bytes of a name, a title or a path
-	maxConfig      = 64 << 10
+	maxWord        = proto.MaxAgentSessionField // bytes of a name
 	maxAttachments = 100
 	maxAnswers     = 100
 	maxAnswer      = 64 << 10 // bytes of all answers to a question
@@ -150,20 +149,6 @@ func (c *createRequest) check() error {
 	if c.Agent == nil {
 		return missing("agent")
 	}
-	for _, field := range []struct{ name, value string }{
-		{"agent", *c.Agent},
-		{"agentMode", c.AgentMode},
-		{"permissionMode", c.PermissionMode},
-		{"model", c.Model},
-		{"variant", c.Variant},
-		{"agentVersion", c.AgentVersion},
-		{"directory", c.Directory},
-		{"title", c.Title},
-	} {
-		if len(field.value) > maxWord {
-			return sessions.Invalidf("%s: must not be longer than %d bytes", field.name, maxWord)
-		}
-	}
 	return nil
 }
 
@@ -257,19 +242,6 @@ type skillSource struct {
 	Skills  []string `json:"skills,omitempty"`
 	Ref     string   `json:"ref,omitempty"`
 	Subpath string   `json:"subpath,omitempty"`
-}
-
-// config returns the form of a part of a session's configuration in which it is stored; nil for
-// none.
-func config(field string, value any) (json.RawMessage, error) {
-	body, err := json.Marshal(value)
-	if err != nil {
-		return nil, err
-	}
-	if len(body) > maxConfig {
-		return nil, sessions.Invalidf("%s: must not be longer than %d bytes", field, maxConfig)
-	}
-	return body, nil
 }
 
 // messageRequest is the body of a message. Its model and variant are an extension.
