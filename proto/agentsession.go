@@ -11,6 +11,8 @@ import (
 const (
 	// MaxAgentSessions bounds the agent sessions of an organisation.
 	MaxAgentSessions = 1000
+	// MaxAgentServers bounds the servers of the Agent Client Protocol of an organisation.
+	MaxAgentServers = 1000
 	// MaxAgentSessionID is the largest length of a session's id, in bytes.
 	MaxAgentSessionID = 200
 	// MaxAgentSessionField bounds each of the texts that describe a session, in bytes, but its servers of

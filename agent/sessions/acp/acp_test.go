@@ -395,6 +395,72 @@ func TestErrors(t *testing.T) {
 	}
 }
 
+// Nothing is added to the log of a server while there is no room, and an organisation has a limit of servers.
+func TestServersWithoutRoom(t *testing.T) {
+	w := newWorld(t)
+	g := w.gateway(time.Minute)
+	c := g.connect("s1")
+	c.call(2, "session/prompt", c.promptParams("say x"))
+	events := c.open("0")
+	const seen = "0: result\n1: result\nagent_message_chunk x\n2: end_turn\n"
+	want(t, events.until("2:"), seen)
+	g.reject(&proto.QuotaError{What: "bytes", Limit: 1}, nil)
+	session := fmt.Sprintf(`{"sessionId":%q}`, c.session)
+	for i, method := range []string{
+		"initialize", "session/list", "session/load", "session/new", "session/prompt", "session/set_mode", "_x/unknown",
+	} {
+		if m := c.call(i+3, method, session); m.Error == nil || m.Error.Code != -32603 {
+			t.Errorf("%s: %s", method, m)
+		}
+	}
+	if m := c.call(20, "session/cancel", session); m.Error != nil {
+		t.Error(m)
+	}
+	want(t, c.call(2, "session/prompt", c.promptParams("say x")).String(), "2: end_turn")
+	g.reject(nil, nil)
+	c.call(21, "session/list", `{}`)
+	want(t, events.until("21:"), "21: result")
+}
+
+func TestTooManyServers(t *testing.T) {
+	w := newWorld(t)
+	g := w.gateway(time.Minute)
+	for i := range proto.MaxAgentServers {
+		id := fmt.Sprintf("a%032x", i)
+		if _, err := w.Stored.Append(t.Context(), sessionstest.Org, id, 0, []byte(`{}`)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	const initialize = `{"jsonrpc":"2.0","id":1,"method":"initialize"}`
+	_, text := g.do(http.MethodPost, "/v1/acp/more?agent=test", initialize)
+	if m := decode(t, text); m.Error == nil || !strings.Contains(m.Error.Message, "agent servers") {
+		t.Error(text)
+	}
+	if err := w.Stored.Logs.Remove(t.Context(), sessionstest.Org, fmt.Sprintf("a%032x", 0)); err != nil {
+		t.Fatal(err)
+	}
+	g.connect("more")
+}
+
+// The prompts of a server without a response are in every entry of its log.
+func TestTooManyPrompts(t *testing.T) {
+	w := newWorld(t)
+	c := w.gateway(time.Millisecond).connect("s1")
+	for i := range 4 {
+		c.newSession(1000 + i)
+		for n := range 64 {
+			if resp, text := c.prompt(i*64+n+2, "hang"); resp.StatusCode != http.StatusAccepted {
+				t.Fatalf("prompt %d of session %d: %s %s", n, i, resp.Status, text)
+			}
+		}
+	}
+	c.newSession(2000)
+	m := c.call(900, "session/prompt", c.promptParams("say x"))
+	if m.Error == nil || !strings.Contains(m.Error.Message, "prompts without a response") {
+		t.Error(m)
+	}
+}
+
 // What no client of the protocol sends is refused as the original does.
 func TestTransport(t *testing.T) {
 	w := newWorld(t)
@@ -413,6 +479,10 @@ func TestTransport(t *testing.T) {
 		{"POST", "/v1/acp/s1?agent=test", initialize, []string{"Accept", "text/event-stream"}, 406, `"status":406`},
 		{"POST", "/v1/acp/s1?agent=test", `[` + initialize + `]`, nil, 400, "one message of JSON-RPC"},
 		{"POST", "/v1/acp/s1?agent=test", `{`, nil, 400, "one message of JSON-RPC"},
+		{
+			"POST", "/v1/acp/s1", `{"id":"` + strings.Repeat("x", 256) + `","method":"session/list"}`, nil, 400,
+			"the id must not be longer than 256 bytes",
+		},
 		{"GET", "/v1/acp/s1", "", []string{"Accept", "application/json"}, 406, `"status":406`},
 		{"GET", "/v1/acp/s1", "", []string{"Last-Event-ID", "x"}, 400, "Last-Event-ID must be a positive integer"},
 		{"DELETE", "/v1/acp/none", "", nil, 204, ""},

@@ -16,7 +16,7 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// maxLog is the size of a server's log, in bytes, beyond which prompts are refused.
+// maxLog is the size of a server's log, in bytes, beyond which requests are refused.
 const maxLog = proto.MaxAgentSessionBytes
 
 // outgoing is a message to a client.
@@ -176,6 +176,14 @@ func decodeEntry(message []byte) (*entry, error) {
 var errFull = &rpcError{
 	Code:    codeInternal,
 	Message: fmt.Sprintf("this connection has %d MiB of messages, which is the limit; create another client", maxLog>>20),
+}
+
+// maxPrompts bounds the prompts of a server without a response, which are in every entry of its log.
+const maxPrompts = 256
+
+var errPrompts = &rpcError{
+	Code:    codeInternal,
+	Message: fmt.Sprintf("this connection has %d prompts without a response, which is the limit", maxPrompts),
 }
 
 // append appends the entry that fill makes. fill may change the state of the entry, is called again if

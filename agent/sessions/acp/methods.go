@@ -196,12 +196,6 @@ func (s *Server) tools(x *proto.AgentSession, servers []mcpServer) (err error) {
 
 // newSession creates a session. A repeated request creates none.
 func (s *Server) newSession(ctx context.Context, c *call, p *params, info *sessions.Info) (any, string, error) {
-	if c.log.state.Bytes > maxLog {
-		return nil, "", errFull
-	}
-	if err := c.host.AllowStored(ctx, false); err != nil {
-		return nil, "", err
-	}
 	x := &proto.AgentSession{
 		Org: c.org, Key: c.key, ID: "acp_" + strings.ToLower(rand.Text()), Agent: info.ID, Directory: p.CWD,
 	}
@@ -248,10 +242,7 @@ func (s *Server) preparePrompt(ctx context.Context, c *call) (*preparedPrompt, s
 	if err != nil {
 		return nil, m, err
 	}
-	if c.log.state.Bytes > maxLog {
-		return nil, m, errFull
-	}
-	if err := c.host.AllowStored(ctx, false); err != nil {
+	if err := s.checkRoom(ctx, c); err != nil {
 		return nil, m, err
 	}
 	x, err := s.find(ctx, c, p.SessionID)
@@ -370,6 +361,9 @@ func (s *Server) loadSession(ctx context.Context, c *call, p *params, info *sess
 	defer r.Close()
 	replayed, last := &session{}, x.State
 	for more := true; more; {
+		if err := s.checkRoom(ctx, c); err != nil {
+			return nil, err
+		}
 		var batch []*sessions.Entry
 		for size := 0; size < maxReplay; {
 			next, err := r.Next(ctx, false)

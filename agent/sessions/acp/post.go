@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"mime"
 	"net/http"
@@ -46,16 +47,19 @@ func (s *Server) post(w http.ResponseWriter, r *http.Request) error {
 	c := &call{received: new(received), host: s.Host(body), server: id}
 	c.org, c.key = c.host.Caller()
 	c.log = serverLog{logs: s.Logs, org: c.org, id: logID(id)}
-	malformed := false
+	malformed := ""
 	err = c.host.ReadBody(w, func(text []byte) error {
-		if err := json.Unmarshal(text, c.received); err != nil || c.Method == "" && !c.hasID() {
-			malformed = true
+		switch err := json.Unmarshal(text, c.received); {
+		case err != nil || c.Method == "" && !c.hasID():
+			malformed = "the body must be one message of JSON-RPC"
+		case len(c.ID) > maxID:
+			malformed = fmt.Sprintf("the id must not be longer than %d bytes", maxID)
 		}
 		return nil
 	})
 	switch {
-	case malformed:
-		return invalid(w, http.StatusBadRequest, "the body must be one message of JSON-RPC")
+	case malformed != "":
+		return invalid(w, http.StatusBadRequest, malformed)
 	case err != nil:
 		_, _ = io.Copy(io.Discard, io.LimitReader(r.Body, maxRefused)) // see WriteError
 		m := peek(bytes.NewReader(head.head))
@@ -81,6 +85,9 @@ func (s *Server) post(w http.ResponseWriter, r *http.Request) error {
 	s.answer(w, c.received, err)
 	return nil
 }
+
+// maxID bounds the ids of requests, in bytes. Those of prompts are in every entry of the log.
+const maxID = 256
 
 // maxHead is how much of a body is kept to find the id of its message, in bytes.
 const maxHead = 4 << 10
@@ -134,6 +141,11 @@ func (s *Server) handle(ctx context.Context, w http.ResponseWriter, c *call) err
 	if c.Method == methodPrompt {
 		return s.handlePrompt(ctx, w, c)
 	}
+	// A turn can be ended without room.
+	full := s.checkRoom(ctx, c)
+	if full != nil && c.Method != methodCancel && c.Method != methodClose {
+		return full
+	}
 	result, created, err := s.call(ctx, c)
 	if err != nil && isOurs(err) {
 		s.Log.WarnContext(ctx, "agent client protocol: request failed", "org", c.org, "server", proto.Shorten(c.server),
@@ -142,6 +154,10 @@ func (s *Server) handle(ctx context.Context, w http.ResponseWriter, c *call) err
 	out, err := response(c.ID, result, err)
 	if err != nil {
 		return err
+	}
+	if full != nil {
+		writeResponse(w, out.Data)
+		return nil
 	}
 	agent := c.log.state.Agent
 	err = c.log.append(ctx, func(e *entry) (bool, error) {
@@ -159,6 +175,21 @@ func (s *Server) handle(ctx context.Context, w http.ResponseWriter, c *call) err
 	}
 	writeResponse(w, out.Data)
 	return nil
+}
+
+// checkRoom returns an error if there is no room for what a request adds to the log of its server.
+func (s *Server) checkRoom(ctx context.Context, c *call) error {
+	if c.log.state.Bytes > maxLog {
+		return errFull
+	}
+	if err := c.host.AllowStored(ctx, false); err != nil || c.log.at > 0 {
+		return err
+	}
+	ids, err := s.Logs.IDs(ctx, c.org, logPrefix)
+	if err == nil && len(ids) >= proto.MaxAgentServers {
+		err = &proto.QuotaError{What: "agent servers", Limit: proto.MaxAgentServers}
+	}
+	return err
 }
 
 // begin begins another connection. What an earlier client with the same server waits for is forgotten.
@@ -180,7 +211,7 @@ func (s *Server) handlePrompt(ctx context.Context, w http.ResponseWriter, c *cal
 	}
 	p, message, err := s.preparePrompt(ctx, c)
 	if err != nil {
-		return s.refuse(ctx, w, c, nil, err)
+		return err
 	}
 	after := c.log.at
 	// Registered before it is sent, so that no end of its turn is translated without it.
@@ -213,6 +244,9 @@ func (s *Server) register(ctx context.Context, c *call, p *preparedPrompt) (repe
 		if repeated {
 			return false, nil
 		}
+		if len(e.State.Prompts) >= maxPrompts {
+			return false, errPrompts
+		}
 		if e.State.Sessions[p.Session] == nil {
 			if c.log.at != known { // more of the session may have been translated meanwhile
 				x, err := s.find(ctx, c, p.Session)
@@ -242,19 +276,17 @@ func (s *Server) send(ctx context.Context, c *call, p *preparedPrompt, m session
 	return err
 }
 
-// refuse answers a prompt with an error, which goes to the log, too. p is nil if it was not registered.
+// refuse answers a registered prompt with an error, which goes to the log, too.
 func (s *Server) refuse(ctx context.Context, w http.ResponseWriter, c *call, p *prompt, cause error) error {
 	out, err := response(c.ID, nil, cause)
 	if err != nil {
 		return err
 	}
-	out.prompt = p != nil
+	out.prompt = true
 	if err := c.log.append(ctx, func(e *entry) (bool, error) {
 		e.Messages = []outgoing{out}
-		if p != nil {
-			e.State.remove(p)
-			e.State.release(p.Session)
-		}
+		e.State.remove(p)
+		e.State.release(p.Session)
 		return true, nil
 	}); err != nil {
 		return cause
