@@ -42,6 +42,12 @@ func (a *Agent) ReleaseMemory() {
 	a.m.Shrink(a.i, web.RequestCost)
 }
 
+// LimitReads returns ctx with limits of its own for reads of the store, for what is not released with the
+// request. release releases the memory of what was read.
+func (a *Agent) LimitReads(ctx context.Context) (limited context.Context, release func()) {
+	return a.m.LimitReads(ctx, &web.Info{RequestID: a.i.RequestID, Key: a.i.Key})
+}
+
 // open calls use with the files.
 func (h *Home) open(ctx context.Context, use func(*filestore.Store) error) error {
 	key := h.a.i.Key

@@ -542,6 +542,36 @@ func TestServers(t *testing.T) {
 	want(t, again.open("").until("2:"), "0: result\n1: result\nagent_message_chunk again\n2: end_turn")
 }
 
+// What is read from the store is released once it was sent, also by streams that go on and by what outlives the
+// request that began it.
+func TestReadsAreReleased(t *testing.T) {
+	w := newWorld(t)
+	g := w.gateway(time.Minute)
+	c := g.connect("s1")
+	first, second := c.open("2"), c.open("2")
+	text := "say " + strings.Repeat("x", 100<<10)
+	c.call(2, "session/prompt", c.promptParams(text))
+	first.until("2:")
+	first.cancel()
+	const prompts = 10
+	for i := range prompts {
+		c.call(i+3, "session/prompt", c.promptParams(text))
+	}
+	second.until(fmt.Sprint(prompts+2, ":"))
+	c.call(20, "session/load", fmt.Sprintf(`{"sessionId":%q}`, c.session))
+	second.until("20:")
+	if n := g.reads.Load(); n > 2<<20 {
+		t.Errorf("%d bytes are reserved", n)
+	}
+	second.cancel()
+	g.drain()
+	g.leave()
+	g.Close()
+	if n := g.reads.Load(); n != 0 {
+		t.Errorf("%d bytes are reserved after all requests", n)
+	}
+}
+
 // The tools of a directory are those of its sessions.
 func TestTools(t *testing.T) {
 	w := newWorld(t)

@@ -10,6 +10,7 @@ import (
 	"net/http/httptest"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -19,6 +20,7 @@ import (
 	"github.com/bullpen-run/bullpen/agent/sessions"
 	"github.com/bullpen-run/bullpen/agent/sessions/acp"
 	"github.com/bullpen-run/bullpen/agent/sessions/sessionstest"
+	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/api"
 	"github.com/bullpen-run/bullpen/scheduler/agentlogs"
 	"github.com/bullpen-run/bullpen/scheduler/agentsessions"
@@ -56,6 +58,7 @@ type host struct {
 	r        *http.Request
 	refused  error           // of AllowStored
 	draining context.Context // ends when the gateway begins to shut down
+	reads    *atomic.Int64
 }
 
 func (h *host) UntilDrain(ctx context.Context) (context.Context, context.CancelFunc) {
@@ -81,6 +84,35 @@ func (h *host) AllowStored(context.Context, bool) error { return h.refused }
 
 func (*host) CheckCaller() error { return nil }
 
+func (h *host) LimitReads(ctx context.Context) (limited context.Context, release func()) {
+	l := &reads{all: h.reads}
+	return proto.WithReadLimit(ctx, l), l.release
+}
+
+// reads limits reads of the store as a gateway does.
+type reads struct {
+	all  *atomic.Int64 // the bytes that are reserved in a gateway
+	mu   sync.Mutex
+	used int64
+}
+
+func (*reads) BeginRead(context.Context) (end func(), err error) { return func() {}, nil }
+
+func (l *reads) ReserveRead(n int) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.used += int64(n)
+	l.all.Add(int64(n))
+	return nil
+}
+
+func (l *reads) release() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.all.Add(-l.used)
+	l.used = 0
+}
+
 func (*host) RemoveHome(context.Context, string) error { return nil }
 
 // gateway is a gateway of a world, with nothing in memory that others share.
@@ -91,6 +123,7 @@ type gateway struct {
 	drain context.CancelFunc // begins to shut down
 	leave context.CancelFunc // ends all requests, as a gateway that leaves
 	mu    sync.Mutex
+	reads atomic.Int64 // the bytes that are reserved for reads of the store
 	// refused is the error of AllowStored, and rejected that of all requests.
 	refused  error
 	rejected *api.Error
@@ -110,7 +143,7 @@ func (w *world) gateway(wait time.Duration) *gateway {
 		Host: func(r *http.Request) acp.Host {
 			g.mu.Lock()
 			defer g.mu.Unlock()
-			return &host{r, g.refused, draining}
+			return &host{r, g.refused, draining, &g.reads}
 		},
 	}
 	ctx, cancel := context.WithCancel(context.Background())
@@ -128,7 +161,9 @@ func (w *world) gateway(wait time.Duration) *gateway {
 			connected, end := context.WithCancel(r.Context())
 			defer end()
 			defer context.AfterFunc(ctx, end)()
-			if err := route.Handle(rw, r.WithContext(connected)); err != nil {
+			limited, release := (&host{reads: &g.reads}).LimitReads(connected)
+			defer release()
+			if err := route.Handle(rw, r.WithContext(limited)); err != nil {
 				g.acp.WriteError(rw, r, api.NewError(err))
 			}
 		}))

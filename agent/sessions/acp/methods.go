@@ -365,9 +365,11 @@ func (s *Server) loadSession(ctx context.Context, c *call, p *params, info *sess
 			return nil, err
 		}
 		var batch []*sessions.Entry
+		limited, release := c.host.LimitReads(ctx)
 		for size := 0; size < maxReplay; {
-			next, err := r.Next(ctx, false)
+			next, err := r.Next(limited, false)
 			if err != nil {
+				release()
 				return nil, err
 			}
 			if more = next != nil; !more {
@@ -397,7 +399,7 @@ func (s *Server) loadSession(ctx context.Context, c *call, p *params, info *sess
 			e.Messages = t.out
 			return len(t.out) > 0 || !more, nil
 		})
-		if err != nil {
+		if release(); err != nil {
 			return nil, err
 		}
 		replayed = made
@@ -462,7 +464,9 @@ func (r *request) answers(option string) [][]string {
 func (s *Server) removeSessions(ctx context.Context, host Host, id string) error {
 	org, _ := host.Caller()
 	for after := uint64(0); ; {
-		message, at, err := s.Logs.Next(ctx, org, id, after)
+		limited, release := host.LimitReads(ctx)
+		message, at, err := s.Logs.Next(limited, org, id, after)
+		release()
 		if errors.Is(err, proto.ErrNotFound) || err == nil && message == nil {
 			return nil
 		}

@@ -222,7 +222,7 @@ func (s *Server) handlePrompt(ctx context.Context, w http.ResponseWriter, c *cal
 	if err := s.send(ctx, c, p, message, repeated); err != nil {
 		return s.refuse(ctx, w, c, &p.prompt, err)
 	}
-	release := s.project(ctx, c.org, c.server)
+	release := s.project(ctx, c.host, c.server)
 	defer release()
 	data, err := s.await(ctx, c, after)
 	if err == nil && data != nil {

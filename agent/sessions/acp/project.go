@@ -31,7 +31,8 @@ type running struct {
 }
 
 // project translates events of a server's sessions until release is called.
-func (s *Server) project(ctx context.Context, org, server string) (release func()) {
+func (s *Server) project(ctx context.Context, host Host, server string) (release func()) {
+	org, _ := host.Caller()
 	key := org + "." + logID(server)
 	s.projectors.mu.Lock()
 	defer s.projectors.mu.Unlock()
@@ -44,7 +45,7 @@ func (s *Server) project(ctx context.Context, org, server string) (release func(
 		r = &running{cancel: cancel, done: make(chan struct{})}
 		s.projectors.running[key] = r
 		p := &projector{
-			Server: s, log: serverLog{logs: s.Logs, org: org, id: logID(server)}, readers: map[string]context.CancelFunc{},
+			Server: s, host: host, log: serverLog{logs: s.Logs, org: org, id: logID(server)}, readers: map[string]context.CancelFunc{},
 			items: make(chan item, maxBatch),
 		}
 		go func() {
@@ -73,13 +74,29 @@ type item struct {
 	session string
 	at      uint64
 	*sessions.Entry
-	gone error // the session was removed
+	gone    error  // the session was removed
+	release func() // releases the memory of the entry
+}
+
+// size returns the size of what makes an entry large, in bytes.
+func (it *item) size() (n int) {
+	if it.Entry == nil {
+		return 0
+	}
+	for i := range it.Events {
+		n += len(it.Events[i].Data) + len(it.Events[i].Raw)
+	}
+	if it.Message != nil {
+		n += len(it.Message.Text)
+	}
+	return n
 }
 
 // projector translates the events of the sessions in a server's state. Others may do the same, in this
 // process or another one: each finds its entry refused, and continues with the state of the other.
 type projector struct {
 	*Server
+	host    Host // of the request that began, which may have ended
 	log     serverLog
 	readers map[string]context.CancelFunc // of sessions, by their ids
 	items   chan item
@@ -90,12 +107,13 @@ type projector struct {
 // run translates until ctx is done.
 func (p *projector) run(ctx context.Context) {
 	ctx, cancel := context.WithCancel(ctx)
+	defer p.drop()
 	defer p.work.Wait()
 	defer cancel()
-	err := p.log.load(ctx)
+	err := p.load(ctx)
 	for err != nil && ctx.Err() == nil {
 		pause(ctx)
-		err = p.log.load(ctx)
+		err = p.load(ctx)
 	}
 	changed := make(chan uint64)
 	after := p.log.at
@@ -104,9 +122,9 @@ func (p *projector) run(ctx context.Context) {
 		if err != nil && ctx.Err() == nil {
 			p.logStore(ctx, "events not translated", &p.log, err)
 			pause(ctx)
-			p.pending = nil
 			p.stopReaders()
-			if err = p.log.load(ctx); err != nil {
+			p.drop()
+			if err = p.load(ctx); err != nil {
 				continue
 			}
 		}
@@ -116,11 +134,37 @@ func (p *projector) run(ctx context.Context) {
 			return
 		case at := <-changed:
 			if at > p.log.at {
-				err = p.log.load(ctx)
+				err = p.load(ctx)
 			}
 		case it := <-p.items:
 			err = p.translate(ctx, p.batch(it))
 		}
+	}
+}
+
+// load reads the last entry of the log.
+func (p *projector) load(ctx context.Context) error {
+	ctx, release := p.host.LimitReads(ctx)
+	defer release()
+	return p.log.load(ctx)
+}
+
+// drop forgets the items that were read and are not in the log.
+func (p *projector) drop() {
+	releaseItems(p.pending)
+	for p.pending = nil; ; {
+		select {
+		case it := <-p.items:
+			it.release()
+		default:
+			return
+		}
+	}
+}
+
+func releaseItems(list []item) {
+	for i := range list {
+		list[i].release()
 	}
 }
 
@@ -143,8 +187,9 @@ func (p *projector) watch(ctx context.Context, after uint64, changed chan<- uint
 	}
 	defer follower.Close()
 	for ctx.Err() == nil {
-		_, at, err := follower.Next(ctx, after)
-		switch {
+		limited, release := p.host.LimitReads(ctx)
+		_, at, err := follower.Next(limited, after)
+		switch release(); {
 		case errors.Is(err, proto.ErrNotFound): // removed
 			after = 0
 			continue
@@ -189,19 +234,22 @@ func (p *projector) read(ctx context.Context, id string, after uint64) {
 	r := p.Sessions.ReadTurn(p.log.org, id, &sessions.Sent{After: after})
 	defer r.Close()
 	for ctx.Err() == nil {
-		it := item{session: id}
+		limited, release := p.host.LimitReads(ctx)
+		it := item{session: id, release: release}
 		var err error
-		it.Entry, err = r.Next(ctx, true)
+		it.Entry, err = r.Next(limited, true)
 		it.at = r.After()
 		if _, removed := errors.AsType[*sessions.Error](err); removed {
 			it.gone = err
 		} else if err != nil {
+			release()
 			pause(ctx)
 			continue
 		}
 		select {
 		case p.items <- it:
 		case <-ctx.Done():
+			release()
 		}
 		if it.gone != nil {
 			return
@@ -226,20 +274,30 @@ func (p *projector) batch(first item) []item {
 // translate appends the messages to which entries lead.
 func (p *projector) translate(ctx context.Context, batch []item) error {
 	p.pending = nil
-	return p.log.append(ctx, func(e *entry) (bool, error) {
+	size := 0
+	for i := range batch {
+		size += batch[i].size()
+	}
+	ctx, release := p.host.LimitReads(ctx)
+	defer release()
+	err := p.log.append(ctx, func(e *entry) (bool, error) {
 		known := len(e.State.Sessions)
 		for i := range batch {
 			if err := translateItem(e, &batch[i]); err != nil {
 				return false, err
 			}
 		}
-		if len(e.Messages) == 0 && len(e.State.Sessions) == known && len(batch) < maxBatch {
+		if len(e.Messages) == 0 && len(e.State.Sessions) == known && len(batch) < maxBatch && size < maxReplay {
 			p.pending = batch
 			return false, nil
 		}
 		p.pending = nil
 		return true, nil
 	})
+	if p.pending == nil {
+		releaseItems(batch)
+	}
+	return err
 }
 
 // translateItem adds the messages to which an entry of a session leads, unless it was translated before.

@@ -54,6 +54,9 @@ type Host interface {
 	AllowStored(ctx context.Context, background bool) error
 	// CheckCaller returns an error if the API key has become invalid since the request began.
 	CheckCaller() error
+	// LimitReads returns ctx with limits of its own for reads of the store, for what is not released with
+	// the request. release releases the memory of what was read.
+	LimitReads(ctx context.Context) (limited context.Context, release func())
 	// UntilDrain returns a context that ends when this server begins to shut down.
 	UntilDrain(ctx context.Context) (context.Context, context.CancelFunc)
 	// RemoveHome removes the thread with the files of a session, if it exists.

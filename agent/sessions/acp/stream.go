@@ -40,24 +40,25 @@ func (s *Server) stream(w http.ResponseWriter, r *http.Request) error {
 		open, end = context.WithTimeout(r.Context(), drainingStream)
 		defer end()
 	}
-	release := s.project(r.Context(), org, id)
+	release := s.project(r.Context(), host, id)
 	defer release()
 	h := w.Header()
 	h.Set("Content-Type", "text/event-stream")
 	h.Set("Cache-Control", "no-store")
 	h.Set("X-Accel-Buffering", "no")
 	ctx, cancel := context.WithCancel(open)
-	found := make(chan []byte)
+	events := make(chan found)
 	go func() {
-		defer close(found)
-		s.read(ctx, &serverLog{logs: s.Logs, org: org, id: logID(id)}, last, found)
+		defer close(events)
+		s.read(ctx, host, &serverLog{logs: s.Logs, org: org, id: logID(id)}, last, events)
 	}()
 	defer func() {
 		cancel()
-		for range found { // until the goroutine has ended
+		for e := range events { // until the goroutine has ended
+			e.release()
 		}
 	}()
-	return send(ctx, w, host, found)
+	return send(ctx, w, host, events)
 }
 
 // lastEventID returns the number of the last message that a client has seen; -1 if it says nothing.
@@ -73,24 +74,33 @@ func lastEventID(r *http.Request) (int64, error) {
 	return int64(n), nil
 }
 
+// found are events that were read. release releases their memory.
+type found struct {
+	text    []byte
+	release func()
+}
+
 // send sends events until ctx is done, the client has left, its API key is invalid, or there are no more. It sends
 // comments meanwhile.
-func send(ctx context.Context, w http.ResponseWriter, host Host, found <-chan []byte) error {
+func send(ctx context.Context, w http.ResponseWriter, host Host, events <-chan found) error {
 	control := http.NewResponseController(w)
 	ticks := time.NewTicker(keepalive)
 	defer ticks.Stop()
 	checked := time.Now()
-	for text, more := []byte(": connected\n\n"), true; more; {
+	comment := func(text string) found { return found{[]byte(text), func() {}} }
+	for next, more := comment(": connected\n\n"), true; more; {
 		if time.Since(checked) >= keepalive {
 			if host.CheckCaller() != nil {
+				next.release()
 				return nil
 			}
 			checked = time.Now()
 		}
-		if _, err := w.Write(text); err != nil {
-			return nil // the client has left
+		_, err := w.Write(next.text)
+		if err == nil {
+			err = control.Flush()
 		}
-		if err := control.Flush(); err != nil {
+		if next.release(); err != nil {
 			return nil // the client has left
 		}
 		ticks.Reset(keepalive)
@@ -98,8 +108,8 @@ func send(ctx context.Context, w http.ResponseWriter, host Host, found <-chan []
 		case <-ctx.Done():
 			return nil
 		case <-ticks.C:
-			text = []byte(": keep-alive\n\n")
-		case text, more = <-found:
+			next = comment(": keep-alive\n\n")
+		case next, more = <-events:
 		}
 	}
 	return nil
@@ -107,7 +117,7 @@ func send(ctx context.Context, w http.ResponseWriter, host Host, found <-chan []
 
 // read finds the messages after number last as events, until ctx is done or the log is removed. Clients do
 // not connect again after an error, so it waits while the store does not answer.
-func (s *Server) read(ctx context.Context, l *serverLog, last int64, found chan<- []byte) {
+func (s *Server) read(ctx context.Context, host Host, l *serverLog, last int64, events chan<- found) {
 	var follower sessions.Follower
 	defer func() {
 		if follower != nil {
@@ -116,27 +126,30 @@ func (s *Server) read(ctx context.Context, l *serverLog, last int64, found chan<
 	}()
 	var after uint64
 	for ctx.Err() == nil {
+		limited, release := host.LimitReads(ctx)
 		var err error
 		if follower == nil {
-			if last, after, err = l.begin(ctx, last); err == nil {
+			if last, after, err = l.begin(limited, last); err == nil {
 				follower, err = s.Logs.Follow(l.org, l.id)
 			}
 		}
 		var text []byte
 		if err == nil {
-			text, after, err = next(ctx, follower, after, &last)
+			text, after, err = next(limited, follower, after, &last)
 		}
-		switch {
+		if err == nil && len(text) > 0 {
+			select {
+			case events <- found{text, release}:
+				continue
+			case <-ctx.Done():
+			}
+		}
+		switch release(); {
 		case errors.Is(err, proto.ErrNotFound):
 			return
 		case err != nil:
 			s.logStore(ctx, "messages not read", l, err)
 			pause(ctx)
-		case len(text) > 0:
-			select {
-			case found <- text:
-			case <-ctx.Done():
-			}
 		}
 	}
 }

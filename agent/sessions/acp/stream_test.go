@@ -26,7 +26,7 @@ func (h *keyHost) CheckCaller() error {
 func TestStreamsEndWithTheirKey(t *testing.T) {
 	for _, pause := range []time.Duration{time.Second, time.Hour} {
 		synctest.Test(t, func(t *testing.T) {
-			h, found, ended := &keyHost{}, make(chan []byte), make(chan error, 1)
+			h, events, ended := &keyHost{}, make(chan found), make(chan error, 1)
 			ctx, cancel := context.WithCancel(t.Context())
 			go func() {
 				for ctx.Err() == nil {
@@ -36,12 +36,12 @@ func TestStreamsEndWithTheirKey(t *testing.T) {
 						return
 					}
 					select {
-					case found <- []byte("data: {}\n\n"):
+					case events <- found{[]byte("data: {}\n\n"), func() {}}:
 					case <-ctx.Done():
 					}
 				}
 			}()
-			go func() { ended <- send(ctx, flusher{httptest.NewRecorder()}, h, found) }()
+			go func() { ended <- send(ctx, flusher{httptest.NewRecorder()}, h, events) }()
 			time.Sleep(40 * time.Second)
 			synctest.Wait()
 			if h.checks != 2 {
