@@ -23,7 +23,8 @@ import (
 const (
 	// pollEvery is how often a follower looks for the next message, in case a notification was lost.
 	pollEvery     = 5 * time.Second
-	liveMessages  = 64 // buffered per follower; it reads the others from the stream
+	liveMessages  = 64      // buffered per follower; it reads the others from the stream
+	maxLive       = 4 << 10 // bytes of a buffered message; larger ones are read from the stream, too
 	removeTimeout = time.Minute
 )
 
@@ -123,7 +124,16 @@ func (l *Logs) Watch(org, id string) (added <-chan struct{}, stop func(), err er
 func (l *Logs) Follow(org, id string) (*Follower, error) {
 	f := &Follower{logs: l, org: org, id: id, live: make(chan *nats.Msg, liveMessages), poll: pollEvery}
 	var err error
-	if f.sub, err = l.Store.Conn.ChanSubscribe(store.AgentLoggedSubject(org, id), f.live); err != nil {
+	// Messages that wait for a slow reader are in no budget of memory.
+	if f.sub, err = l.Store.Conn.Subscribe(store.AgentLoggedSubject(org, id), func(m *nats.Msg) {
+		if len(m.Data) > maxLive {
+			m = &nats.Msg{Header: m.Header}
+		}
+		select {
+		case f.live <- m:
+		default: // see full
+		}
+	}); err != nil {
 		return nil, fmt.Errorf("follow log %s: %w", id, err)
 	}
 	return f, nil
@@ -171,9 +181,9 @@ func (f *Follower) Next(ctx context.Context, after uint64) (message []byte, at u
 			seq, previous := number(m, jetstream.SequenceHeader), number(m, jetstream.LastSequenceHeader)
 			switch {
 			case seq != 0 && seq <= after:
-			case previous == after && store.BodyName(m.Header) == "":
+			case previous == after && len(m.Data) > 0:
 				return m.Data, seq, nil
-			default: // one was lost, or has its body elsewhere
+			default: // one was lost, or is too large
 				f.current = false
 			}
 		}

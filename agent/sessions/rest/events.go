@@ -320,10 +320,10 @@ func (f *follower) follow(ctx context.Context, pick func(*sessions.Entry) ([]ses
 		if err := f.encode(events); err != nil {
 			return err
 		}
-		f.host.ReleaseMemory()
 		if f.out.Len() > 0 && !f.send(f.out.Bytes()) || last {
 			return nil
 		}
+		f.host.ReleaseMemory()
 	}
 }
 
@@ -357,7 +357,7 @@ func isOver(ctx context.Context, err error) bool {
 // encode puts events into out.
 func (f *follower) encode(events []sessions.Event) error {
 	if f.out.Reset(); f.out.Cap() > bufferSize { // a slow stream needs only a small one
-		f.out, f.event = bytes.Buffer{}, bytes.Buffer{}
+		f.out = bytes.Buffer{}
 	}
 	for i := range events {
 		f.event.Reset()
@@ -368,6 +368,9 @@ func (f *follower) encode(events []sessions.Event) error {
 		if shown {
 			_, _ = fmt.Fprintf(&f.out, "id: %d\ndata: %s\n\n", events[i].Sequence, f.event.Bytes()) // a buffer has no errors
 		}
+	}
+	if f.event.Cap() > bufferSize { // the client may be slow
+		f.event = bytes.Buffer{}
 	}
 	return nil
 }

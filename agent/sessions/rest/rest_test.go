@@ -89,14 +89,17 @@ type host struct {
 	rest.Host
 	revoked error
 	checks  int
+	answer  *answer
+	seen    []string // the answer at each release of memory
 }
 
 func (*host) Caller() (org, key string) { return "acme", "key" }
-func (*host) ReleaseMemory()            {}
 
 func (*host) UntilDrain(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithCancel(ctx)
 }
+
+func (h *host) ReleaseMemory() { h.seen = append(h.seen, h.answer.String()) }
 
 func (h *host) CheckCaller() error {
 	h.checks++
@@ -133,6 +136,7 @@ func follow(ctx context.Context, m *memory, h *host) (a *answer, ended chan erro
 		Host: func(*http.Request) rest.Host { return h },
 	}
 	a, ended = &answer{header: http.Header{}}, make(chan error, 1)
+	h.answer = a
 	router := chi.NewRouter()
 	for _, route := range s.Routes(false) {
 		if strings.HasSuffix(route.Path, "/events/sse") {
@@ -212,6 +216,23 @@ func TestStreamsEndWithTheirKey(t *testing.T) {
 			}
 		default:
 			t.Error("the stream goes on")
+		}
+	})
+}
+
+// What a slow client has not read yet stays reserved.
+func TestMemoryIsReleasedOnceSent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		h := &host{}
+		_, ended := follow(ctx, newMemory(), h)
+		synctest.Wait()
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+		if len(h.seen) != 1 || !strings.Contains(h.seen[0], "id: 1\n") {
+			t.Errorf("%q", h.seen)
 		}
 	})
 }
