@@ -1,6 +1,7 @@
 package rest
 
 import (
+	"bufio"
 	"crypto/rand"
 	"encoding/json"
 	"fmt"
@@ -274,11 +275,25 @@ func (s *Server) listSessions(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	list := make([]sessionInfo, 0, len(all))
+	// Sessions may be 128 KiB each, so the answer is sent while it is encoded.
+	out := bufio.NewWriterSize(&jsonAnswer{w: w}, bufferSize)
+	separator := `{"sessions":[`
 	for i := range all {
-		list = append(list, newSessionInfo(&all[i]))
+		body, err := encode(newSessionInfo(&all[i]))
+		if err != nil {
+			return err
+		}
+		_, _ = out.WriteString(separator) // the next write returns the error again
+		separator = ","
+		if _, err := out.Write(body); err != nil {
+			return err
+		}
 	}
-	return writeJSON(w, map[string]any{"sessions": list})
+	if len(all) == 0 {
+		_, _ = out.WriteString(separator) // Flush returns the error
+	}
+	_, _ = out.WriteString("]}")
+	return out.Flush()
 }
 
 // find returns the organisation of a request and the id of a session in its path.
