@@ -466,7 +466,7 @@ func (c *conversation) play(m *sessions.Message) {
 }
 
 func (c *conversation) say(id, text string) {
-	for _, word := range strings.FieldsSeq(text) {
+	for word := range strings.FieldsSeq(text) {
 		c.report(sessions.Native{Type: sessions.ItemDelta, Data: sessions.Delta{NativeItemID: &id, Delta: word}})
 	}
 	c.report(sessions.Native{Type: sessions.ItemCompleted, Data: item(id, sessions.KindMessage, sessions.RoleAssistant,
