@@ -42,7 +42,8 @@ func secretFiles(job *proto.Job, secrets map[string][]byte) (files []jail.File) 
 	return files
 }
 
-// liveLifetime is how long the certificates of a live sandbox are valid. It may be extended as long as it is used.
+// liveLifetime is how long the certificates of a live sandbox are valid. It is long because clients can
+// extend a sandbox's timeout.
 const liveLifetime = 365 * 24 * time.Hour
 
 // newInjector returns the proxy that adds secrets to the program's requests, or nil.

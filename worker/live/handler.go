@@ -27,8 +27,8 @@ const (
 
 // Handler serves gateways. A request names its sandbox in the header [proto.HeaderSandbox] and has
 // the sandbox's ticket in [proto.HeaderTicket]. The guest answers it, without these headers. With
-// [proto.HeaderUntilStop] the answer breaks off when the sandbox begins to stop. The path [proto.ExpiryPath] is
-// the worker's own: it sets when the sandbox expires.
+// [proto.HeaderUntilStop] the worker aborts the response when the sandbox begins to stop. The worker
+// itself serves the path [proto.ExpiryPath], which sets when the sandbox expires.
 func (s *Sandboxes) Handler() http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		x := s.get(r.Header.Get(proto.HeaderSandbox))
@@ -41,14 +41,14 @@ func (s *Sandboxes) Handler() http.Handler {
 			x.serveExpiry(w, r)
 			return
 		}
-		var cut context.CancelCauseFunc
+		var abort context.CancelCauseFunc
 		if r.Header.Get(proto.HeaderUntilStop) != "" {
 			var ctx context.Context
-			ctx, cut = context.WithCancelCause(r.Context())
-			defer cut(nil)
+			ctx, abort = context.WithCancelCause(r.Context())
+			defer abort(nil)
 			r = r.WithContext(ctx)
 		}
-		done, err := x.use(r, cut)
+		done, err := x.beginRequest(r, abort)
 		switch {
 		case errors.Is(err, errStopped):
 			w.WriteHeader(proto.StatusNoSandbox)
@@ -127,8 +127,8 @@ func newProxy(x *Sandbox) http.Handler {
 			if r.StatusCode == proto.StatusNoSandbox { // only the worker says so
 				r.StatusCode = http.StatusBadGateway
 			}
-			if r.StatusCode != http.StatusSwitchingProtocols { // whose body is the connection
-				r.Body = &cutBody{r.Body, r.Request.Context()}
+			if r.StatusCode != http.StatusSwitchingProtocols { // its body must remain the connection
+				r.Body = &abortableBody{r.Body, r.Request.Context()}
 			}
 			return nil
 		},
@@ -142,13 +142,13 @@ func newProxy(x *Sandbox) http.Handler {
 	}
 }
 
-// cutBody is the body of an answer, which breaks off when ctx is done, even if more has arrived.
-type cutBody struct {
+// abortableBody is the body of a response. Reads fail once ctx is done, even if more data has arrived.
+type abortableBody struct {
 	io.ReadCloser
 	ctx context.Context
 }
 
-func (b *cutBody) Read(p []byte) (int, error) {
+func (b *abortableBody) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
 	if b.ctx.Err() != nil {
 		return 0, context.Cause(b.ctx)

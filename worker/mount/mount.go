@@ -264,8 +264,8 @@ func (s *Set) Use(secrets map[string][]byte) error {
 // SetVolumes sets the volumes by the slugs of their mounts. It is called before Mount.
 func (s *Set) SetVolumes(volumes map[string]Volume) { s.volumes = volumes }
 
-// AllowAllUsers lets all users of the sandbox use the buckets, as far as the modes of files allow. Otherwise the
-// kernel refuses all but the program's. AllowAllUsers is called before Mount.
+// AllowAllUsers lets all users of the sandbox use the buckets, subject to the modes of files. Otherwise
+// only the program's user can. AllowAllUsers must be called before Mount.
 func (s *Set) AllowAllUsers() { s.allUsers = true }
 
 // Mount mounts everything; see jail.Data.
@@ -458,8 +458,8 @@ func openDevice() (*os.File, error) {
 	return os.NewFile(uintptr(fd), "/dev/fuse"), nil
 }
 
-// fuseMount returns a FUSE file system of the given user, in no mount namespace. Others can use it only if
-// allUsers is set.
+// fuseMount returns a FUSE file system of the given user, in no mount namespace. Other users can use it
+// only if allUsers is set.
 func fuseMount(device *os.File, m proto.Mount, uid, gid int, allUsers bool) (*os.File, error) {
 	fs, err := unix.Fsopen("fuse", unix.FSOPEN_CLOEXEC)
 	if err != nil {
