@@ -107,8 +107,8 @@ type Meta struct {
 	Step       string `json:"step,omitempty"`
 	// SandboxID is the live sandbox whose guest the execution runs, or empty.
 	SandboxID string `json:"sandbox_id,omitempty"`
-	// SandboxMemory is the memory limit of that sandbox in bytes, which its worker must have room for. It
-	// is 0 for other executions.
+	// SandboxMemory is the memory limit of that sandbox in bytes; 0 for other executions. The sandbox needs
+	// a worker with as much memory left for sandboxes.
 	SandboxMemory int64 `json:"sandbox_memory,omitempty"`
 }
 

@@ -21,11 +21,12 @@ const (
 	// MaxSandboxLog bounds what is kept of the output of the processes of one start, in bytes with the
 	// form of the log. A profile's limit of output may be lower.
 	MaxSandboxLog = 4 << 20
-	// HeartbeatEvery is how often a worker writes the time to the memory that its guests read.
+	// HeartbeatEvery is the interval of a worker's heartbeat: it writes the time to memory that its guests
+	// read.
 	HeartbeatEvery = time.Second
-	// GuestTimeout is the age of that time at which a guest ends, with all processes: its worker is
-	// frozen. The worker's lease has expired by then, 45 seconds after it was confirmed, and its loss
-	// is declared only 60 seconds after.
+	// GuestTimeout is the age of the heartbeat at which a guest ends itself and all processes, because its
+	// worker is frozen. The worker's lease expires after 45 seconds, and the worker is declared lost after
+	// 60 seconds.
 	GuestTimeout = 48 * time.Second
 )
 
@@ -62,7 +63,7 @@ type LiveSandbox struct {
 	Acts        []SandboxAct    `json:"acts,omitempty"`     // of clients, see [LiveSandbox.AddAct]
 }
 
-// SandboxAct is what a client has done to a live sandbox.
+// SandboxAct is a client's action on a live sandbox.
 type SandboxAct struct {
 	Act       SandboxActName `json:"act"`
 	Key       string         `json:"key"` // the id of the API key or the member
@@ -87,8 +88,8 @@ func SandboxActNames() []SandboxActName {
 	return []SandboxActName{SandboxCreateAct, SandboxExtendAct, SandboxPauseAct, SandboxResumeAct, SandboxDeleteAct}
 }
 
-// AddAct adds an act of a caller. It keeps the first one and the last [MaxSandboxActs]-1. Of extensions
-// in a row by one key it keeps the last: clients extend a sandbox every few seconds to keep it alive.
+// AddAct adds an act of a caller. It keeps the first act and the last [MaxSandboxActs]-1. Of consecutive
+// extensions by one key it keeps only the last, because clients extend a sandbox every few seconds.
 func (s *LiveSandbox) AddAct(name SandboxActName, c *Caller) {
 	act := SandboxAct{Act: name, Key: c.Key.ID, RequestID: c.RequestID, At: time.Now().UTC()}
 	acts := slices.Clone(s.Acts) // records in memory share it

@@ -10,7 +10,7 @@ const (
 	// a gateway sends the request.
 	HeaderSandbox = "Bullpen-Sandbox"
 	HeaderTicket  = "Bullpen-Ticket"
-	// HeaderUntilStop, if not empty, has the worker break the answer off when the sandbox begins to stop.
+	// HeaderUntilStop, if not empty, makes the worker abort the response when the sandbox begins to stop.
 	HeaderUntilStop = "Bullpen-Until-Stop"
 	// HeaderSandboxID and HeaderSandboxPort route a request of E2B's clients. The guest passes a request
 	// with a port other than [GuestPort] on to that port of the sandbox.

@@ -24,7 +24,7 @@ const (
 	headerTraffic = "E2b-Traffic-Access-Token"
 )
 
-// processPaths begins the paths of the guest's service that starts processes and streams their output.
+// processPaths is the path prefix of the guest's service that starts processes and streams their output.
 const processPaths = "/process.Process/"
 
 // maxOpen is how many requests to a sandbox may be open at this gateway.
@@ -175,9 +175,9 @@ func (d *DataPlane) serve(w http.ResponseWriter, r *http.Request) {
 	d.pass(w, r, &x, port)
 }
 
-// allowPages lets pages of all origins use the guest of a sandbox, as E2B's daemon does. Its token is in a
-// header, which only a page that knows it can send. It reports whether it has answered a preflight request, which
-// has no token.
+// allowPages lets web pages of all origins use the guest of a sandbox, like E2B's daemon. That is safe,
+// because requests need a token in a header. It reports whether the request was a preflight, which it
+// answers.
 func allowPages(w http.ResponseWriter, r *http.Request) bool {
 	h := w.Header()
 	h.Set("Access-Control-Allow-Origin", "*")
@@ -265,7 +265,7 @@ func (d *DataPlane) pass(w http.ResponseWriter, r *http.Request, x *proto.LiveSa
 	to := sandboxes.Target{Org: x.Org, ID: x.ID, Path: r.URL.Path, RawPath: r.URL.RawPath, Port: port}
 	if port == proto.GuestPort {
 		to.Port = 0
-		// As with E2B, whose sandboxes end without telling what became of their processes.
+		// Like E2B's sandboxes, which end without reporting the end of their processes.
 		to.UntilStop = strings.HasPrefix(r.URL.Path, processPaths)
 		for _, name := range []string{"Connection", "Upgrade"} {
 			out.Header.Del(name)
