@@ -107,8 +107,8 @@ type AgentAttachment struct {
 	Path string `json:"path"`
 }
 
-// CreateAgentSession creates a session of a coding agent. The server chooses the id if id is empty. The
-// request is not resent if the connection breaks.
+// CreateAgentSession creates a session of a coding agent. The server chooses the id if id is empty.
+// The request is not resent if the connection breaks.
 func (c *Client) CreateAgentSession(
 	ctx context.Context, id string, r *AgentSessionRequest,
 ) (*CreatedAgentSession, error) {
@@ -133,8 +133,8 @@ func (c *Client) AgentSession(ctx context.Context, id string) (*AgentSession, er
 	return read[AgentSession](ctx, c, agentSessionPath(id))
 }
 
-// SendAgentMessage adds a message to a session's queue. It adds the message exactly once, even if the
-// connection breaks and it retries.
+// SendAgentMessage adds a message to a session's queue. It adds the message exactly once, even if
+// the connection breaks and it retries.
 func (c *Client) SendAgentMessage(ctx context.Context, id string, m *AgentMessage) error {
 	return c.empty(ctx, call{
 		method: http.MethodPost, path: agentSessionPath(id) + "/messages", body: m, header: c.idempotent(nil),
@@ -142,9 +142,9 @@ func (c *Client) SendAgentMessage(ctx context.Context, id string, m *AgentMessag
 	})
 }
 
-// StreamAgentMessage sends a message and returns the events of its turn as they happen, each once and in
-// order. It ends with the first event for which [AgentEvent.EndsTurn] is true, and resumes after a
-// broken connection. Each use of the returned iterator sends the message again.
+// StreamAgentMessage sends a message and returns the events of its turn as they happen, each once
+// and in order. It ends with the first event for which [AgentEvent.EndsTurn] is true, and resumes
+// after a broken connection. Each use of the returned iterator sends the message again.
 func (c *Client) StreamAgentMessage(ctx context.Context, id string, m *AgentMessage) iter.Seq2[*AgentEvent, error] {
 	return func(yield func(*AgentEvent, error) bool) {
 		s := &agentStream{client: c, session: id, yield: yield, ends: (*AgentEvent).EndsTurn}
@@ -155,8 +155,8 @@ func (c *Client) StreamAgentMessage(ctx context.Context, id string, m *AgentMess
 	}
 }
 
-// FollowAgentSession returns the events of a session with sequence numbers greater than after, as they
-// happen. It resumes like [Client.StreamAgentMessage], and ends with the session.
+// FollowAgentSession returns the events of a session with sequence numbers greater than after, as
+// they happen. It resumes like [Client.StreamAgentMessage], and ends with the session.
 func (c *Client) FollowAgentSession(ctx context.Context, id string, after int64) iter.Seq2[*AgentEvent, error] {
 	return func(yield func(*AgentEvent, error) bool) {
 		s := &agentStream{
@@ -167,8 +167,8 @@ func (c *Client) FollowAgentSession(ctx context.Context, id string, after int64)
 	}
 }
 
-// AgentSessionEvents returns the stored events of a session with sequence numbers greater than after. It
-// does not wait for new ones.
+// AgentSessionEvents returns the stored events of a session with sequence numbers greater than
+// after. It does not wait for new ones.
 func (c *Client) AgentSessionEvents(ctx context.Context, id string, after int64) iter.Seq2[*AgentEvent, error] {
 	return func(yield func(*AgentEvent, error) bool) {
 		query := url.Values{"offset": {strconv.FormatInt(after, 10)}, "limit": {strconv.Itoa(maxPage)}}
@@ -265,8 +265,8 @@ func (s *agentStream) remaining() call {
 	}
 }
 
-// run reconnects until all events have arrived or the caller stops. Until the first event of a turn, it
-// resends the message with the same idempotency key.
+// run reconnects until all events have arrived or the caller stops. Until the first event of a
+// turn, it resends the message with the same idempotency key.
 func (s *agentStream) run(ctx context.Context, next call) {
 	retry := s.client.newRetry()
 	lost := func(err error) {
@@ -308,8 +308,8 @@ func (s *agentStream) run(ctx context.Context, next call) {
 	}
 }
 
-// connect reads events from one connection. It reports whether all events have arrived or the caller has
-// stopped. A broken connection is not an error.
+// connect reads events from one connection. It reports whether all events have arrived or the
+// caller has stopped. A broken connection is not an error.
 func (s *agentStream) connect(ctx context.Context, next call) (done bool, err error) {
 	l, err := s.client.lines(ctx, next)
 	if err != nil {

@@ -19,8 +19,8 @@ const (
 	MaxQueuedAgentMessages = 100
 	// MaxAgentSessionBytes bounds the log of a session.
 	MaxAgentSessionBytes = 256 << 20
-	// MaxAgentConfigs bounds the tool configurations of an organisation. MaxAgentConfig bounds each of
-	// them, and MaxAgentConfigName its directory and its name, in bytes.
+	// MaxAgentConfigs bounds the tool configurations of an organisation. MaxAgentConfig bounds each
+	// of them, and MaxAgentConfigName its directory and its name, in bytes.
 	MaxAgentConfigs    = 1000
 	MaxAgentConfig     = 64 << 10
 	MaxAgentConfigName = 1024
@@ -74,8 +74,8 @@ func (s *AgentSession) LogID() string { return AgentSessionKey(s.ID) }
 // ThreadID returns the id of the thread that is the session's home.
 func (s *AgentSession) ThreadID() string { return "agent-session-" + AgentSessionKey(s.ID)[1:] }
 
-// AgentSessionKey returns the name under which a session is stored. It is a digest, because an id may be
-// any text and the name is part of NATS subjects.
+// AgentSessionKey returns the name under which a session is stored. It is a digest, because an id
+// may be any text and the name is part of NATS subjects.
 func AgentSessionKey(id string) string {
 	sum := sha256.Sum256([]byte(id))
 	return "s" + hex.EncodeToString(sum[:16])

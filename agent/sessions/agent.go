@@ -38,8 +38,8 @@ type Info struct {
 	NativeID func(session string) string
 	// OwnUserItems is set if the agent itself reports the user's messages as items.
 	OwnUserItems bool
-	// PendingAssistant makes each turn begin with an empty item of the assistant, a placeholder. The
-	// first message of the assistant takes over its id.
+	// PendingAssistant makes each turn begin with an empty item of the assistant, a placeholder.
+	// The first message of the assistant takes over its id.
 	PendingAssistant bool
 }
 
@@ -85,27 +85,27 @@ type Start struct {
 	Session *proto.AgentSession
 	Native  string // the agent's own id of the session; empty if it has none yet
 	Turns   int64  // number of turns that have started
-	// Running is set if another process drove the turn in progress. Cursor is then the last cursor in
-	// the log, and Pending the questions and permissions without an answer.
+	// Running is set if another process drove the turn in progress. Cursor is then the last cursor
+	// in the log, and Pending the questions and permissions without an answer.
 	Running bool
 	Cursor  string
 	Pending []Pending
-	// Report stores what the agent does. The agent calls it in order. Report blocks while the log is
-	// behind, and returns an error once the conversation is closed.
+	// Report stores what the agent does. The agent calls it in order. Report blocks while the log
+	// is behind, and returns an error once the conversation is closed.
 	Report func(Native) error
 }
 
 // Conversation is an agent running in a session. Its methods are not called concurrently. They must
 // not wait for a call of Start.Report to return.
 type Conversation interface {
-	// Resumed reports whether the conversation continues the turn in progress, see Start.Running. If
-	// not, the runner ends the turn with an error.
+	// Resumed reports whether the conversation continues the turn in progress, see Start.Running.
+	// If not, the runner ends the turn with an error.
 	Resumed() bool
-	// Send begins a turn. The agent ends it by reporting TurnEnded or SessionEnded. Send is never called
-	// during a turn.
+	// Send begins a turn. The agent ends it by reporting TurnEnded or SessionEnded. Send is never
+	// called during a turn.
 	Send(ctx context.Context, m *Message) error
-	// Answer delivers an answer to the agent. After a resumption the runner delivers all answers of the
-	// turn again, and the agent ignores the ones it already has.
+	// Answer delivers an answer to the agent. After a resumption the runner delivers all answers of
+	// the turn again, and the agent ignores the ones it already has.
 	Answer(ctx context.Context, a *Answer) error
 	// Interrupt requests the end of the turn in progress. It may be called repeatedly.
 	Interrupt(ctx context.Context) error
@@ -116,8 +116,8 @@ type Conversation interface {
 // Native is a report of an agent, from which the normaliser makes events.
 type Native struct {
 	Type EventType
-	// Data has the type that belongs to Type. It identifies items by the agent's own ids: NativeID and
-	// ParentID of an [Item], and NativeItemID of a [Delta].
+	// Data has the type that belongs to Type. It identifies items by the agent's own ids: NativeID
+	// and ParentID of an [Item], and NativeItemID of a [Delta].
 	Data      any
 	Synthetic bool            // not caused by the agent
 	Raw       json.RawMessage // the agent's own output; nil if unknown

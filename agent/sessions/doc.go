@@ -7,8 +7,8 @@
 // Each entry contains the state after it, so any process can continue from the last entry. The
 // session's record only describes the session and marks it as active while it has work.
 //
-// A [Runner] drives the sessions with work. Only one process does so at a time. The runner sends one
-// message after another to the agent, and stores the agent's reports as events of that message's
-// turn. A runner that takes over from a dead one ends the turn in progress with an error event, unless
-// the agent can continue it.
+// A [Runner] drives the sessions with work. Only one process does so at a time. The runner sends
+// one message after another to the agent, and stores the agent's reports as events of that
+// message's turn. A runner that takes over from a dead one ends the turn in progress with an error
+// event, unless the agent can continue it.
 package sessions

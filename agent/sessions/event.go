@@ -58,8 +58,8 @@ func DataOf[T any](e *Event) (data T, err error) {
 	return data, err
 }
 
-// EndsTurn reports whether a client's stream of one turn ends after the event. The turn itself may go
-// on, for example once a question is answered.
+// EndsTurn reports whether a client's stream of one turn ends after the event. The turn itself may
+// go on, for example once a question is answered.
 func (e *Event) EndsTurn() bool {
 	switch e.Type {
 	case TurnEnded, SessionEnded, ErrorEvent, Unparsed, PermissionRequested, QuestionRequested:

@@ -19,9 +19,11 @@ type Logs interface {
 	// Append adds a message after message number after, and returns the new number. It returns
 	// [proto.ErrConflict] if message number after is not the last.
 	Append(ctx context.Context, org, id string, after uint64, message []byte) (at uint64, err error)
-	// AppendTurn is Append for the message that ends a turn. The turn counts as usage of an API key.
+	// AppendTurn is Append for the message that ends a turn. The turn counts as usage of an API
+	// key.
 	AppendTurn(ctx context.Context, org, id string, after uint64, message []byte, key string) (at uint64, err error)
-	// Last returns the last message and its number. It returns [proto.ErrNotFound] if there is none.
+	// Last returns the last message and its number. It returns [proto.ErrNotFound] if there is
+	// none.
 	Last(ctx context.Context, org, id string) (message []byte, at uint64, err error)
 	// Next returns the first message with a number greater than after, or nil if there is none. It
 	// returns [proto.ErrNotFound] if message number after was removed or has expired.
@@ -74,8 +76,8 @@ type State struct {
 	TurnAfter uint64 `json:"turn_after,omitempty"`
 	// Runner is the id of the last runner that appended an entry.
 	Runner string `json:"runner,omitempty"`
-	// Native is the agent's own id of the session. Cursor is the position in the agent's output up to
-	// which the log contains it.
+	// Native is the agent's own id of the session. Cursor is the position in the agent's output up
+	// to which the log contains it.
 	Native     string            `json:"native,omitempty"`
 	Cursor     string            `json:"cursor,omitempty"`
 	Open       map[string]string `json:"open,omitempty"` // ids of the items in progress, by the agent's own ids
@@ -135,7 +137,8 @@ type Attachment struct {
 	Filename string `json:"filename,omitempty"`
 }
 
-// Prompt returns the text followed by the paths of the attachments, for agents that accept only text.
+// Prompt returns the text followed by the paths of the attachments, for agents that accept only
+// text.
 func (m *Message) Prompt() string {
 	if len(m.Attachments) == 0 {
 		return m.Text
@@ -219,8 +222,8 @@ func load(ctx context.Context, logs Logs, x *proto.AgentSession) (*log, error) {
 }
 
 // append appends the entry that fill returns. fill may change the state, and appends nothing by
-// returning nil. If another process has appended entries, append calls seen with each of them and then
-// fill again.
+// returning nil. If another process has appended entries, append calls seen with each of them and
+// then fill again.
 func (l *log) append(ctx context.Context, seen func(*Entry) error, fill func(*State) (*Entry, error)) (*Entry, error) {
 	for {
 		state := l.state.clone()

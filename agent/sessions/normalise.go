@@ -13,12 +13,14 @@ type normaliser struct {
 	info *Info
 	mode string            // permission mode of the session
 	ids  map[string]string // of items of the turn, by the agent's own ids
-	// deltas and completed contain the agent's own ids of the items that have deltas or are complete.
+	// deltas and completed contain the agent's own ids of the items that have deltas or are
+	// complete.
 	deltas, completed map[string]bool
 	placeholder       string // native id of the assistant's empty item; empty if there is none
 }
 
-// begin resets the normaliser for a turn. open contains the items in progress, if the turn is resumed.
+// begin resets the normaliser for a turn. open contains the items in progress, if the turn is
+// resumed.
 func (n *normaliser) begin(open map[string]string) {
 	n.ids, n.deltas, n.completed, n.placeholder = map[string]string{}, map[string]bool{}, map[string]bool{}, ""
 	maps.Copy(n.ids, open)
@@ -291,8 +293,8 @@ func (b *batch) delta(n *Native, d Delta) error {
 	return b.event(n, d)
 }
 
-// permission adds a request for a permission. It grants the permission itself if the session's mode or
-// an earlier answer allows it.
+// permission adds a request for a permission. It grants the permission itself if the session's mode
+// or an earlier answer allows it.
 func (b *batch) permission(n *Native, p Permission) error {
 	p.Status = PermissionPending
 	if b.mode == PermissionAcceptEdits && p.isFileChange() { // clients do not see it

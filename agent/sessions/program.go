@@ -20,12 +20,13 @@ type Program struct {
 
 // Process is a running program that communicates in lines.
 type Process interface {
-	// ReadLine returns the next line of standard output, and the cursor after it. It returns [io.EOF]
-	// when the program has ended.
+	// ReadLine returns the next line of standard output, and the cursor after it. It returns
+	// [io.EOF] when the program has ended.
 	ReadLine() (line []byte, cursor string, err error)
 	// WriteLine writes a line to standard input. It does not wait for the program to read it.
 	WriteLine(line []byte) error
-	// Exit returns how the program ended. It must be called only after ReadLine has returned [io.EOF].
+	// Exit returns how the program ended. It must be called only after ReadLine has returned
+	// [io.EOF].
 	Exit() Exit
 	// Close kills the program and its children. It returns when all of them have ended.
 	Close()

@@ -18,8 +18,8 @@ type Reader struct {
 	follower Follower // nil until it is needed
 }
 
-// Read returns a reader of the events with sequence numbers greater than offset. The caller must close
-// it. The error is an [*Error] if there is no such session.
+// Read returns a reader of the events with sequence numbers greater than offset. The caller must
+// close it. The error is an [*Error] if there is no such session.
 func (s *Service) Read(ctx context.Context, org, id string, offset int64) (*Reader, error) {
 	l, err := s.open(ctx, org, id)
 	if err != nil {
@@ -66,9 +66,9 @@ func (l *log) seek(ctx context.Context, offset int64) (uint64, error) {
 	return low, nil
 }
 
-// Next returns the next entry, without the events up to the offset. At the end of the log it returns
-// nil, or blocks until there is another entry if wait is set. The error is an [*Error] if the session
-// was removed.
+// Next returns the next entry, without the events up to the offset. At the end of the log it
+// returns nil, or blocks until there is another entry if wait is set. The error is an [*Error] if
+// the session was removed.
 func (r *Reader) Next(ctx context.Context, wait bool) (*Entry, error) {
 	message, at, err := r.next(ctx, wait)
 	if err != nil || message == nil {

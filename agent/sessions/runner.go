@@ -13,8 +13,8 @@ import (
 )
 
 const (
-	// deltaEvery is the minimum time between two entries that contain only deltas. Other events do not
-	// wait.
+	// deltaEvery is the minimum time between two entries that contain only deltas. Other events do
+	// not wait.
 	deltaEvery = 10 * time.Millisecond
 	// maxBatch bounds the reports that become one entry.
 	maxBatch = 256
@@ -40,7 +40,8 @@ type Runner struct {
 	Agent   func(id string) (Agent, bool)
 	// CheckKey returns an error for which [proto.Final] is true if an API key is no longer valid.
 	CheckKey func(ctx context.Context, id string) error
-	// Notify creates the webhook of an event. It must be idempotent: after a crash it is called again.
+	// Notify creates the webhook of an event. It must be idempotent: after a crash it is called
+	// again.
 	Notify func(ctx context.Context, x *proto.AgentSession, n Notice) error
 	Log    *slog.Logger
 }
@@ -48,8 +49,8 @@ type Runner struct {
 // errSuperseded is returned if another runner drives the session.
 var errSuperseded = fmt.Errorf("another process drives the session: %w", proto.ErrConflict)
 
-// CarryOut drives a session until it has no more work or ctx is done. It may be called again after an
-// error. The error is a [proto.ErrConflict] if another process drives the session.
+// CarryOut drives a session until it has no more work or ctx is done. It may be called again after
+// an error. The error is a [proto.ErrConflict] if another process drives the session.
 func (r *Runner) CarryOut(ctx context.Context, x proto.AgentSession) error {
 	l, err := load(ctx, r.Logs, &x)
 	if errors.Is(err, proto.ErrNotFound) { // being created, or expired
@@ -88,8 +89,8 @@ type queued struct {
 	after uint64
 }
 
-// queuedAfter returns the number of the entry before the first message of a queue; 0 if the queue is
-// empty.
+// queuedAfter returns the number of the entry before the first message of a queue; 0 if the queue
+// is empty.
 func queuedAfter(queue []queued) uint64 {
 	if len(queue) == 0 {
 		return 0
@@ -175,8 +176,8 @@ type change struct {
 	err error
 }
 
-// watch sends the number of each entry appended after a number. It closes changed when ctx is done or
-// after an error.
+// watch sends the number of each entry appended after a number. It closes changed when ctx is done
+// or after an error.
 func (d *drive) watch(ctx context.Context, follower Follower, after uint64, changed chan<- change) {
 	defer close(changed)
 	for ctx.Err() == nil {
@@ -229,8 +230,8 @@ func (d *drive) queueEntry(e *Entry) error {
 	return nil
 }
 
-// append appends an entry with the events that fill adds to a batch. It appends nothing if the batch
-// changes nothing.
+// append appends an entry with the events that fill adds to a batch. It appends nothing if the
+// batch changes nothing.
 func (d *drive) append(ctx context.Context, turn int64, fill func(*batch) error) error {
 	ctx, cancel := context.WithTimeout(ctx, storeTimeout)
 	defer cancel()
@@ -473,7 +474,8 @@ func publicMessage(err error) string {
 	return "an internal error, which is in this server's log"
 }
 
-// step starts the next turn if none is in progress. It reports whether the session has no more work.
+// step starts the next turn if none is in progress. It reports whether the session has no more
+// work.
 func (d *drive) step(ctx context.Context) (done bool, err error) {
 	state := &d.log.state
 	switch {
@@ -546,7 +548,8 @@ func (d *drive) failMessage(ctx context.Context) error {
 	})
 }
 
-// dropExpired drops the queued messages that the log no longer contains, and reports them as an error.
+// dropExpired drops the queued messages that the log no longer contains, and reports them as an
+// error.
 func (d *drive) dropExpired(ctx context.Context) error {
 	return d.append(ctx, 0, func(b *batch) error {
 		lost := b.state.Queued() - int64(len(d.queue)) // d.queue may have grown

@@ -23,8 +23,8 @@ type Records interface {
 	Find(ctx context.Context, org, id string) (proto.AgentSession, error)
 	// List returns the sessions of an organisation, the newest first.
 	List(org string) []proto.AgentSession
-	// Change applies change to a session and returns the session. It may call change repeatedly, and
-	// returns its error. It returns [proto.ErrNotFound] if there is no such session.
+	// Change applies change to a session and returns the session. It may call change repeatedly,
+	// and returns its error. It returns [proto.ErrNotFound] if there is no such session.
 	Change(ctx context.Context, org, id string, change func(*proto.AgentSession) error) (proto.AgentSession, error)
 	// Activate marks a session as having work for a runner.
 	Activate(ctx context.Context, org, id string) error
@@ -122,8 +122,8 @@ const keyLife = 24 * time.Hour
 // DefaultMode is the agent mode of a session whose request has none.
 const DefaultMode = "build"
 
-// Create stores a new session and sets the defaults and times of x. The caller sets Org, Key, ID and
-// Agent. The error is an [*Error] if the request is invalid.
+// Create stores a new session and sets the defaults and times of x. The caller sets Org, Key, ID
+// and Agent. The error is an [*Error] if the request is invalid.
 func (s *Service) Create(ctx context.Context, x *proto.AgentSession) error {
 	agent, err := s.FindAgent(x.Agent)
 	if err != nil {
@@ -158,8 +158,8 @@ func (s *Service) Create(ctx context.Context, x *proto.AgentSession) error {
 	return nil // a concurrent ensureLog has created the log
 }
 
-// ensureLog creates the log of a session that has a record but no log. A gateway may have died between
-// the two writes, or the log may have expired.
+// ensureLog creates the log of a session that has a record but no log. A gateway may have died
+// between the two writes, or the log may have expired.
 func (s *Service) ensureLog(ctx context.Context, x *proto.AgentSession) error {
 	existing, err := s.Records.Find(ctx, x.Org, x.ID)
 	if errors.Is(err, proto.ErrNotFound) {
@@ -315,9 +315,9 @@ type Sent struct {
 	After uint64
 }
 
-// Send appends a message to a session's queue. If key is not empty and an earlier message has the same
-// key, Send returns that message instead. The error is an [*Error] if the request is invalid, and an
-// [*api.Error] if the key was used for a different message.
+// Send appends a message to a session's queue. If key is not empty and an earlier message has the
+// same key, Send returns that message instead. The error is an [*Error] if the request is invalid,
+// and an [*api.Error] if the key was used for a different message.
 func (s *Service) Send(ctx context.Context, org, id string, m Message, key string) (*Sent, error) {
 	if len(m.Text) > proto.MaxAgentMessage {
 		return nil, Invalidf("message: must not be longer than %d bytes", proto.MaxAgentMessage)
@@ -393,8 +393,8 @@ func (e *Entry) sent(m *Message) (*Sent, error) {
 	return &Sent{e.Message.Number, e.State.MessageAfter}, nil
 }
 
-// SetKey sets the idempotency key of a message. A caller who knows that the key is new can then call
-// [Service.Send] without a key, which saves the search for an earlier message.
+// SetKey sets the idempotency key of a message. A caller who knows that the key is new can then
+// call [Service.Send] without a key, which saves the search for an earlier message.
 func (m *Message) SetKey(key string) error {
 	body := sha256.New()
 	if err := json.NewEncoder(body).Encode(m); err != nil {
@@ -405,8 +405,8 @@ func (m *Message) SetKey(key string) error {
 	return nil
 }
 
-// findMessage sets the key of a message. It returns the earlier message with that key, or nil if there
-// is none.
+// findMessage sets the key of a message. It returns the earlier message with that key, or nil if
+// there is none.
 func (l *log) findMessage(ctx context.Context, m *Message, key string) (*Sent, error) {
 	if err := m.SetKey(key); err != nil {
 		return nil, err
@@ -434,8 +434,8 @@ func (l *log) findMessage(ctx context.Context, m *Message, key string) (*Sent, e
 	return nil, nil
 }
 
-// AnswerPermission grants or rejects a permission. The error is an [*Error] if the permission is not
-// pending.
+// AnswerPermission grants or rejects a permission. The error is an [*Error] if the permission is
+// not pending.
 func (s *Service) AnswerPermission(ctx context.Context, org, id, permission string, status PermissionStatus) error {
 	return s.answer(ctx, org, id, func(state *State) (*Entry, error) {
 		p := state.removePending(permission, false)
@@ -452,9 +452,9 @@ func (s *Service) AnswerPermission(ctx context.Context, org, id, permission stri
 	})
 }
 
-// AnswerQuestion answers a question. answers has, for each part of the question, the chosen options or
-// other texts. If answers is nil, the question is rejected. The error is an [*Error] if the question is
-// not pending.
+// AnswerQuestion answers a question. answers has, for each part of the question, the chosen options
+// or other texts. If answers is nil, the question is rejected. The error is an [*Error] if the
+// question is not pending.
 func (s *Service) AnswerQuestion(ctx context.Context, org, id, question string, answers [][]string) error {
 	return s.answer(ctx, org, id, func(state *State) (*Entry, error) {
 		q := state.removePending(question, true)
@@ -470,7 +470,8 @@ func (s *Service) AnswerQuestion(ctx context.Context, org, id, question string, 
 			}
 		}
 		e, err := event(QuestionResolved, resolved)
-		return &Entry{Events: []Event{e}, Answer: &Answer{Question: &resolved, Answers: answers}, Turn: state.currentTurn()}, err
+		answer := &Answer{Question: &resolved, Answers: answers}
+		return &Entry{Events: []Event{e}, Answer: answer, Turn: state.currentTurn()}, err
 	})
 }
 
@@ -516,7 +517,8 @@ func (s *Service) Interrupt(ctx context.Context, org, id string) error {
 	})
 }
 
-// InterruptAll requests the end of the turn in progress and cancels the turns of all queued messages.
+// InterruptAll requests the end of the turn in progress and cancels the turns of all queued
+// messages.
 func (s *Service) InterruptAll(ctx context.Context, org, id string) error {
 	return s.answer(ctx, org, id, func(state *State) (*Entry, error) {
 		if !state.Running && state.Queued() == 0 {
@@ -527,8 +529,8 @@ func (s *Service) InterruptAll(ctx context.Context, org, id string) error {
 	})
 }
 
-// Configure changes the modes, the model and the variant of a session from the next turn on. The error
-// is an [*Error] if the agent does not support them.
+// Configure changes the modes, the model and the variant of a session from the next turn on. The
+// error is an [*Error] if the agent does not support them.
 func (s *Service) Configure(ctx context.Context, org, id string, change func(*proto.AgentSession)) (
 	*proto.AgentSession, error,
 ) {

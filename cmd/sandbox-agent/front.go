@@ -13,8 +13,8 @@ import (
 	"github.com/bullpen-run/bullpen/agent/sessions/rest"
 )
 
-// front forwards requests to the routes of the Sandbox Agent API of the embedded server. It hides the
-// server's other routes, and replaces a client's token with the server's API key.
+// front forwards requests to the routes of the Sandbox Agent API of the embedded server. It hides
+// the server's other routes, and replaces a client's token with the server's API key.
 type front struct {
 	*serverCommand
 	token  string // empty if requests need no token
@@ -57,9 +57,9 @@ func equal(a, b string) bool {
 	return subtle.ConstantTimeCompare(x[:], y[:]) == 1
 }
 
-// trusts reports whether a request without a token comes from a program, or from a web page that may
-// call this server. Otherwise, any page that a user of this machine visits could use the server. Against
-// DNS rebinding, a server on a loopback address requires a loopback host name.
+// trusts reports whether a request without a token comes from a program, or from a web page that
+// may call this server. Otherwise, any page that a user of this machine visits could use the
+// server. Against DNS rebinding, a server on a loopback address requires a loopback host name.
 func (f *front) trusts(r *http.Request) bool {
 	if host, _, err := net.SplitHostPort(r.Host); f.local && !loopback(r.Host) && (err != nil || !loopback(host)) {
 		return false
@@ -78,7 +78,8 @@ func loopback(host string) bool {
 	return err == nil && addr.IsLoopback() || strings.EqualFold(host, "localhost")
 }
 
-// answerCORS sets the CORS headers. It reports whether the request was a preflight, which it answers.
+// answerCORS sets the CORS headers. It reports whether the request was a preflight, which it
+// answers.
 func (f *front) answerCORS(w http.ResponseWriter, r *http.Request) bool {
 	origin, h := r.Header.Get("Origin"), w.Header()
 	if len(f.CORSAllowOrigin) == 0 || origin == "" {

@@ -56,7 +56,8 @@ func (unsupportedCommand) Run(k *kong.Context) error {
 }
 
 func main() {
-	// The worker starts this for each execution with mounts. Skipping the command parser saves time.
+	// The worker starts this for each execution with mounts. Skipping the command parser saves
+	// time.
 	if len(os.Args) == 3 && os.Args[1] == app.MountServer {
 		if app.ServeMounts(os.Args[2]) != nil { // nobody reads the error; the worker sees the process exit
 			os.Exit(exitFailure)

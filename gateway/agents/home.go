@@ -14,8 +14,8 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// Home gives a request access to the files of a thread. All errors are [*api.Error]. Paths are cleaned
-// and relative to the home. Links are not followed.
+// Home gives a request access to the files of a thread. All errors are [*api.Error]. Paths are
+// cleaned and relative to the home. Links are not followed.
 type Home struct {
 	a      *Agent
 	thread string
@@ -66,8 +66,8 @@ func (h *Home) change(ctx context.Context, change func(context.Context, *filesto
 	})
 }
 
-// List calls each for the entries of a directory. Its error has the code [api.CodeNotFound] if there is
-// no such directory. In a thread that does not exist, every directory exists and is empty.
+// List calls each for the entries of a directory. Its error has the code [api.CodeNotFound] if
+// there is no such directory. In a thread that does not exist, every directory exists and is empty.
 func (h *Home) List(ctx context.Context, dir string, each func(proto.File) error) error {
 	var eachErr error
 	err := h.a.m.Homes.List(ctx, h.a.org(), h.thread, dir, false, func(f proto.File) error {
@@ -215,8 +215,8 @@ func (h *Home) unpackBody(w http.ResponseWriter, dir string, each func(path stri
 	return err
 }
 
-// Delete deletes the file or directory at a path. A directory that is not empty needs recursive. Its
-// error has the code [api.CodeNotFound] if there is nothing at the path.
+// Delete deletes the file or directory at a path. A directory that is not empty needs recursive.
+// Its error has the code [api.CodeNotFound] if there is nothing at the path.
 func (h *Home) Delete(ctx context.Context, name string, recursive bool) error {
 	return h.change(ctx, func(ctx context.Context, files *filestore.Store) error {
 		_, err := files.Remove(ctx, name, recursive)
@@ -225,7 +225,8 @@ func (h *Home) Delete(ctx context.Context, name string, recursive bool) error {
 }
 
 // Move renames a file or directory. It creates the parents of the new path. Its error has the code
-// [api.CodeNotFound] if there is nothing at the old path, and [api.CodeConflict] if the new path exists.
+// [api.CodeNotFound] if there is nothing at the old path, and [api.CodeConflict] if the new path
+// exists.
 func (h *Home) Move(ctx context.Context, from, to string) error {
 	return h.change(ctx, func(ctx context.Context, files *filestore.Store) error {
 		_, err := files.Rename(ctx, from, to)

@@ -1,8 +1,8 @@
-// Package agentlogs stores the logs of agent runs, see package agentruns, and of agent sessions, see
-// package agentsessions.
+// Package agentlogs stores the logs of agent runs, see package agentruns, and of agent sessions,
+// see package agentsessions.
 //
-// Appends are compare-and-set on the number of the last message. If two processes append to a log at
-// the same time, only one succeeds.
+// Appends are compare-and-set on the number of the last message. If two processes append to a log
+// at the same time, only one succeeds.
 package agentlogs
 
 import (
@@ -21,7 +21,8 @@ import (
 )
 
 const (
-	// pollEvery is how often a follower polls for the next message, in case a notification was lost.
+	// pollEvery is how often a follower polls for the next message, in case a notification was
+	// lost.
 	pollEvery     = 5 * time.Second
 	liveMessages  = 64 // buffer of a follower; it reads dropped messages from the stream
 	removeTimeout = time.Minute
@@ -144,8 +145,8 @@ type Follower struct {
 // Close releases the follower.
 func (f *Follower) Close() { _ = f.sub.Unsubscribe() }
 
-// Next blocks until there is a message with a number greater than after, and returns the first one and
-// its number. If after is not 0, that message is gone and there is no later one, Next returns
+// Next blocks until there is a message with a number greater than after, and returns the first one
+// and its number. If after is not 0, that message is gone and there is no later one, Next returns
 // [proto.ErrNotFound].
 func (f *Follower) Next(ctx context.Context, after uint64) (message []byte, at uint64, err error) {
 	for {
@@ -226,7 +227,8 @@ func (l *Logs) Remove(ctx context.Context, org, id string) error {
 		}
 		from = m.Seq + 1
 	}
-	// Purge first: a body without its message is only garbage, a message without its body is an error.
+	// Purge first: a body without its message is only garbage, a message without its body is an
+	// error.
 	if err := l.Store.AgentLogs.PurgeSubject(ctx, subject); err != nil {
 		return err
 	}

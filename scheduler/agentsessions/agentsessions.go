@@ -1,5 +1,5 @@
-// Package agentsessions stores sessions of coding agents. A session is a record in a bucket and a log.
-// Package agent/sessions defines the content of the log.
+// Package agentsessions stores sessions of coding agents. A session is a record in a bucket and a
+// log. Package agent/sessions defines the content of the log.
 package agentsessions
 
 import (
@@ -15,8 +15,8 @@ import (
 )
 
 const (
-	// maxRunning and maxRunningOrg bound the sessions that are driven at the same time, in total and per
-	// organisation. Other sessions with work wait.
+	// maxRunning and maxRunningOrg bound the sessions that are driven at the same time, in total
+	// and per organisation. Other sessions with work wait.
 	maxRunning    = 4096
 	maxRunningOrg = proto.MaxAgentSessions
 	retryAfter    = 5 * time.Second
@@ -84,8 +84,8 @@ func (s *Sessions) Change(
 	return s.stored.Change(ctx, keyOf(org, id), change)
 }
 
-// Activate marks a session as having work for a runner. It returns [proto.ErrNotFound] if there is no
-// such session.
+// Activate marks a session as having work for a runner. It returns [proto.ErrNotFound] if there is
+// no such session.
 func (s *Sessions) Activate(ctx context.Context, org, id string) error {
 	_, err := s.stored.Change(ctx, keyOf(org, id), func(x *proto.AgentSession) error {
 		x.Active, x.UpdatedAt = true, time.Now().UTC()
@@ -94,8 +94,8 @@ func (s *Sessions) Activate(ctx context.Context, org, id string) error {
 	return err
 }
 
-// Deactivate marks a session as having no work, and stores that the webhooks of events up to sequence
-// number notified exist. It returns nil if the session was removed.
+// Deactivate marks a session as having no work, and stores that the webhooks of events up to
+// sequence number notified exist. It returns nil if the session was removed.
 func (s *Sessions) Deactivate(ctx context.Context, org, id string, notified int64) error {
 	_, err := s.stored.Change(ctx, keyOf(org, id), func(x *proto.AgentSession) error {
 		x.Active, x.Notified = false, max(x.Notified, notified)
@@ -109,7 +109,8 @@ func (s *Sessions) Deactivate(ctx context.Context, org, id string, notified int6
 
 // Remove removes a session with its log. It returns [proto.ErrNotFound] if there is none.
 func (s *Sessions) Remove(ctx context.Context, org, id string) error {
-	// Remove the log first: a record without a log can still be removed, a log without a record cannot.
+	// Remove the log first: a record without a log can still be removed, a log without a record
+	// cannot.
 	if err := s.Logs.Remove(ctx, org, proto.AgentSessionKey(id)); err != nil {
 		return err
 	}
@@ -117,8 +118,8 @@ func (s *Sessions) Remove(ctx context.Context, org, id string) error {
 	return err
 }
 
-// Engine returns an engine that calls carryOut for sessions with work, and removes sessions that were
-// unused for the retention time. instance is the name of the process.
+// Engine returns an engine that calls carryOut for sessions with work, and removes sessions that
+// were unused for the retention time. instance is the name of the process.
 func (s *Sessions) Engine(
 	carryOut func(context.Context, proto.AgentSession) error, retention time.Duration, instance string, log *slog.Logger,
 ) *engine.Engine[proto.AgentSession] {

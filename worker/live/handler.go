@@ -20,15 +20,15 @@ const (
 	maxIdleConns    = 4
 	idleConnTimeout = 90 * time.Second
 	maxHeader       = 64 << 10 // bytes of the header of an answer
-	// maxOpen is how many requests to a sandbox may be open. Each has a connection to the gateway and one to
-	// the guest, of which all sandboxes of the worker share the most that there can be.
+	// maxOpen is how many requests to a sandbox may be open. Each has a connection to the gateway
+	// and one to the guest, of which all sandboxes of the worker share the most that there can be.
 	maxOpen = 512
 )
 
 // Handler serves gateways. A request names its sandbox in the header [proto.HeaderSandbox] and has
 // the sandbox's ticket in [proto.HeaderTicket]. The guest answers it, without these headers. With
-// [proto.HeaderUntilStop] the worker aborts the response when the sandbox begins to stop. The worker
-// itself serves the path [proto.ExpiryPath], which sets when the sandbox expires.
+// [proto.HeaderUntilStop] the worker aborts the response when the sandbox begins to stop. The
+// worker itself serves the path [proto.ExpiryPath], which sets when the sandbox expires.
 func (s *Sandboxes) Handler() http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		x := s.get(r.Header.Get(proto.HeaderSandbox))
@@ -58,8 +58,8 @@ func (s *Sandboxes) Handler() http.Handler {
 			return
 		}
 		defer done()
-		// A guest answers before the request has ended. Without this, the server would then close the body
-		// that the proxy still reads, and the proxy would cut the answer off.
+		// A guest answers before the request has ended. Without this, the server would then close
+		// the body that the proxy still reads, and the proxy would cut the answer off.
 		if err := http.NewResponseController(w).EnableFullDuplex(); err != nil {
 			w.WriteHeader(http.StatusInternalServerError)
 			return
@@ -82,8 +82,9 @@ func refuseMore(w http.ResponseWriter) {
 	_, _ = fmt.Fprintf(w, `{"code":429,"message":"too many requests to this sandbox are open (%d)"}`+"\n", maxOpen)
 }
 
-// closeConnection has the server close the connection after the answer, without reading the rest of the
-// request. Whoever reaches the port could otherwise keep connections open by bodies that never end.
+// closeConnection has the server close the connection after the answer, without reading the rest of
+// the request. Whoever reaches the port could otherwise keep connections open by bodies that never
+// end.
 func closeConnection(w http.ResponseWriter) {
 	w.Header().Set("Connection", "close")
 	_ = http.NewResponseController(w).SetReadDeadline(time.Now())
@@ -142,7 +143,8 @@ func newProxy(x *Sandbox) http.Handler {
 	}
 }
 
-// abortableBody is the body of a response. Reads fail once ctx is done, even if more data has arrived.
+// abortableBody is the body of a response. Reads fail once ctx is done, even if more data has
+// arrived.
 type abortableBody struct {
 	io.ReadCloser
 	ctx context.Context

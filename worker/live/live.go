@@ -29,8 +29,8 @@ type Sandboxes struct {
 	drained   bool
 }
 
-// Open creates the directory of the sockets, which only this process uses. It removes what a process
-// that was killed has left there.
+// Open creates the directory of the sockets, which only this process uses. It removes what a
+// process that was killed has left there.
 func Open(path string) (*Sandboxes, error) {
 	err := os.RemoveAll(path)
 	if err == nil {
@@ -55,8 +55,8 @@ func (s *Sandboxes) Close() error {
 	return errors.Join(s.dir.Close(), os.RemoveAll(s.path), s.heartbeat.close())
 }
 
-// socket returns the path of a sandbox's socket. Paths of sockets are limited to 108 bytes, which that
-// of the directory may exceed.
+// socket returns the path of a sandbox's socket. Paths of sockets are limited to 108 bytes, which
+// that of the directory may exceed.
 func (s *Sandboxes) socket(id string) string {
 	return fmt.Sprintf("/proc/self/fd/%d/%s", s.dir.Fd(), id)
 }
@@ -137,8 +137,8 @@ const (
 
 // Sandbox is a live sandbox.
 type Sandbox struct {
-	// Listener is the socket on which the guest listens. Heartbeat is the worker's heartbeat, which all
-	// guests share.
+	// Listener is the socket on which the guest listens. Heartbeat is the worker's heartbeat, which
+	// all guests share.
 	Listener, Heartbeat *os.File
 
 	sandboxes *Sandboxes
@@ -230,7 +230,8 @@ var (
 )
 
 // beginRequest registers a request to the guest. If abort is not nil, it is called when the sandbox
-// stops. The caller must call done when the request has ended. The error is errStopped or errTooMany.
+// stops. The caller must call done when the request has ended. The error is errStopped or
+// errTooMany.
 func (x *Sandbox) beginRequest(r *http.Request, abort context.CancelCauseFunc) (done func(), err error) {
 	x.mu.Lock()
 	defer x.mu.Unlock()

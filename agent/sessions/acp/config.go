@@ -107,8 +107,8 @@ func setOption(x *proto.AgentSession, option, value string) {
 	}
 }
 
-// configKind describes the routes of one kind of configuration. article is the kind with its article,
-// for summaries of routes.
+// configKind describes the routes of one kind of configuration. article is the kind with its
+// article, for summaries of routes.
 type configKind struct {
 	kind        proto.AgentConfigKind
 	name        string

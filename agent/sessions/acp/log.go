@@ -48,12 +48,12 @@ type state struct {
 	CreatedAt time.Time `json:"created_at"`
 	Number    int64     `json:"number"` // of the last message to the client, from 1
 	Bytes     int64     `json:"bytes"`  // size of the entries before this one
-	// Connection counts the initialize requests. First is the number of the first message after the last
-	// of them. Another client may reuse a server's id, and its requests have the same ids.
+	// Connection counts the initialize requests. First is the number of the first message after the
+	// last of them. Another client may reuse a server's id, and its requests have the same ids.
 	Connection int64 `json:"connection"`
 	First      int64 `json:"first"`
-	// Sessions are the sessions whose events are translated, by id. They have prompts, requests, or a
-	// turn that was in progress when the client loaded them.
+	// Sessions are the sessions whose events are translated, by id. They have prompts, requests, or
+	// a turn that was in progress when the client loaded them.
 	Sessions map[string]*session `json:"sessions,omitempty"`
 	Prompts  []prompt            `json:"prompts,omitempty"`  // without a response
 	Answered []answered          `json:"answered,omitempty"` // the last prompts with a response
@@ -69,8 +69,8 @@ type session struct {
 	Calls    []string       `json:"calls,omitempty"` // ids of the tool calls without a result
 	// Failure is the last error of the turn in progress. A later message of the agent clears it.
 	Failure string `json:"failure,omitempty"`
-	// Loaded is the number of the last turn that was queued or in progress when the client loaded the
-	// session. Another client may have started that turn. It is 0 if there was none.
+	// Loaded is the number of the last turn that was queued or in progress when the client loaded
+	// the session. Another client may have started that turn. It is 0 if there was none.
 	Loaded int64 `json:"loaded,omitempty"`
 }
 
@@ -178,8 +178,8 @@ var errFull = &rpcError{
 	Message: fmt.Sprintf("this connection has %d MiB of messages, which is the limit; create another client", maxLog>>20),
 }
 
-// append appends an entry that fill completes. fill may change the entry's state, and returns false to
-// append nothing. It is called again if another process has appended an entry.
+// append appends an entry that fill completes. fill may change the entry's state, and returns false
+// to append nothing. It is called again if another process has appended an entry.
 func (l *serverLog) append(ctx context.Context, fill func(*entry) (bool, error)) error {
 	for {
 		e := &entry{At: time.Now().UTC(), State: l.state.clone()}

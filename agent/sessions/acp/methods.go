@@ -60,8 +60,8 @@ func (c *call) decodeParams() (p params, err error) {
 	return p, nil
 }
 
-// call executes a request other than a prompt. created is the id of a session that it created; empty
-// for none.
+// call executes a request other than a prompt. created is the id of a session that it created;
+// empty for none.
 func (s *Server) call(ctx context.Context, c *call) (result any, created string, err error) {
 	agent, err := s.Sessions.FindAgent(c.log.state.Agent)
 	if err != nil {
@@ -159,8 +159,8 @@ func (m *mcpServer) config() any {
 	return map[string]any{"type": "remote", "url": m.URL, "headers": pairs(m.Headers), "transport": transport}
 }
 
-// setTools sets the MCP servers and the skills of a session: those in its request, and those configured
-// for its directory.
+// setTools sets the MCP servers and the skills of a session: those in its request, and those
+// configured for its directory.
 func (s *Server) setTools(x *proto.AgentSession, servers []mcpServer) (err error) {
 	mcp, skills := map[string]any{}, []json.RawMessage{}
 	for _, c := range s.Configs.Configs(x.Org) {
@@ -234,8 +234,8 @@ func (s *Server) find(ctx context.Context, c *call, id string) (*sessions.Sessio
 	return x, err
 }
 
-// preparedPrompt is a prompt before it is sent. key is its idempotency key, and after the number of the
-// last entry of its session.
+// preparedPrompt is a prompt before it is sent. key is its idempotency key, and after the number of
+// the last entry of its session.
 type preparedPrompt struct {
 	prompt
 	key   string
@@ -305,7 +305,8 @@ var mockPrompts = []string{
 	"call the askuserquestion tool with exactly one yes/no question and wait for a reply. do not answer yourself.",
 }
 
-// mockCommand is the prefix of a prompt that selects a script of the mock agent, such as "/mock tool".
+// mockCommand is the prefix of a prompt that selects a script of the mock agent, such as "/mock
+// tool".
 const mockCommand = "/mock "
 
 // mockText returns the message for the mock agent. Clients of this protocol expect an echo.
@@ -353,8 +354,8 @@ func (s *Server) configure(ctx context.Context, c *call, p *params, option, valu
 // maxReplay bounds the events that become one entry of a replay, in bytes.
 const maxReplay = 256 << 10
 
-// loadSession adds a session to the server. With session/load, the client also receives the session's
-// earlier messages. With session/resume, it does not.
+// loadSession adds a session to the server. With session/load, the client also receives the
+// session's earlier messages. With session/resume, it does not.
 func (s *Server) loadSession(ctx context.Context, c *call, p *params, info *sessions.Info) (any, error) {
 	x, err := s.find(ctx, c, p.SessionID)
 	if err != nil {
@@ -412,8 +413,8 @@ func (s *Server) loadSession(ctx context.Context, c *call, p *params, info *sess
 	return settings(info, &x.AgentSession), nil
 }
 
-// resume makes the server translate the further events of a session that has a turn in progress or in
-// its queue. It sends requests for the pending permissions and questions.
+// resume makes the server translate the further events of a session that has a turn in progress or
+// in its queue. It sends requests for the pending permissions and questions.
 func (t *translator) resume(x *sessions.State) error {
 	if t.state.Sessions[t.id] != nil || !x.Running && x.Queued() == 0 {
 		return nil
@@ -490,7 +491,8 @@ func (s *Server) removeSessions(ctx context.Context, host Host, id string) error
 	}
 }
 
-// removeSession removes the files of a session first, because they cannot be removed without a session.
+// removeSession removes the files of a session first, because they cannot be removed without a
+// session.
 func (s *Server) removeSession(ctx context.Context, host Host, id string) error {
 	org, _ := host.Caller()
 	err := s.Sessions.Terminate(ctx, org, id)

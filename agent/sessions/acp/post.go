@@ -168,8 +168,8 @@ func (s *state) begin() {
 	s.First, s.Sessions, s.Prompts, s.Answered, s.Requests = s.Number+1, nil, nil, nil, nil
 }
 
-// handlePrompt sends a prompt and waits up to s.Wait for its response. A repeated request does not send
-// the prompt again.
+// handlePrompt sends a prompt and waits up to s.Wait for its response. A repeated request does not
+// send the prompt again.
 func (s *Server) handlePrompt(ctx context.Context, w http.ResponseWriter, c *call) error {
 	for _, a := range c.log.state.Answered {
 		if bytes.Equal(a.ID, c.ID) {
@@ -185,7 +185,8 @@ func (s *Server) handlePrompt(ctx context.Context, w http.ResponseWriter, c *cal
 		return s.refuse(ctx, w, c, nil, err)
 	}
 	after := c.log.at
-	// Register the prompt before sending it: otherwise its turn could end and be translated without it.
+	// Register the prompt before sending it: otherwise its turn could end and be translated without
+	// it.
 	repeated, err := s.register(ctx, c, p)
 	if err != nil {
 		return err
@@ -244,8 +245,8 @@ func (s *Server) send(ctx context.Context, c *call, p *preparedPrompt, m session
 	return err
 }
 
-// refuse responds to a prompt with an error and appends the response to the log. p is nil if the prompt
-// was not registered.
+// refuse responds to a prompt with an error and appends the response to the log. p is nil if the
+// prompt was not registered.
 func (s *Server) refuse(ctx context.Context, w http.ResponseWriter, c *call, p *prompt, cause error) error {
 	out, err := response(c.ID, nil, cause)
 	if err != nil {
@@ -270,8 +271,8 @@ func (s *Server) refuse(ctx context.Context, w http.ResponseWriter, c *call, p *
 	return nil
 }
 
-// await blocks until an entry after number after contains the response to the request. It returns an
-// error after s.Wait or when the server drains.
+// await blocks until an entry after number after contains the response to the request. It returns
+// an error after s.Wait or when the server drains.
 func (s *Server) await(ctx context.Context, c *call, after uint64) (json.RawMessage, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.Wait)
 	defer cancel()

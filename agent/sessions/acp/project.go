@@ -76,8 +76,9 @@ type item struct {
 	removed error // not nil if the session was removed
 }
 
-// projector translates the events of the sessions in a server's state. Other processes may do so at the
-// same time. If another one appends first, the projector continues with the state after that entry.
+// projector translates the events of the sessions in a server's state. Other processes may do so at
+// the same time. If another one appends first, the projector continues with the state after that
+// entry.
 type projector struct {
 	*Server
 	log     serverLog
@@ -223,8 +224,8 @@ func (p *projector) batch(first item) []item {
 	return batch
 }
 
-// translate appends the messages for a batch of entries. It only keeps the batch in p.pending if the
-// batch leads to no message.
+// translate appends the messages for a batch of entries. It only keeps the batch in p.pending if
+// the batch leads to no message.
 func (p *projector) translate(ctx context.Context, batch []item) error {
 	p.pending = nil
 	return p.log.append(ctx, func(e *entry) (bool, error) {
@@ -243,7 +244,8 @@ func (p *projector) translate(ctx context.Context, batch []item) error {
 	})
 }
 
-// translateItem adds the messages for an entry of a session, unless the entry was translated before.
+// translateItem adds the messages for an entry of a session, unless the entry was translated
+// before.
 func translateItem(e *entry, it *item) error {
 	x := e.State.Sessions[it.session]
 	if x == nil {

@@ -12,8 +12,8 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// rpcMessage is a JSON-RPC 2.0 message. With a method and an id it is a request, with only a method a
-// notification, and otherwise a response.
+// rpcMessage is a JSON-RPC 2.0 message. With a method and an id it is a request, with only a method
+// a notification, and otherwise a response.
 type rpcMessage struct {
 	Version string          `json:"jsonrpc"`
 	ID      json.RawMessage `json:"id,omitempty"`
@@ -56,8 +56,8 @@ func invalidf(format string, args ...any) error {
 	return &rpcError{Code: codeInvalidParams, Message: fmt.Sprintf(format, args...)}
 }
 
-// toRPC returns the error in the form for the client. All errors become JSON-RPC errors, because clients
-// give up after a status other than 200.
+// toRPC returns the error in the form for the client. All errors become JSON-RPC errors, because
+// clients give up after a status other than 200.
 func toRPC(err error) *rpcError {
 	if known, ok := errors.AsType[*rpcError](err); ok {
 		return known

@@ -22,8 +22,8 @@ import (
 // Prefix is the path below which the routes are served.
 const Prefix = "/sandbox-agent"
 
-// DefaultWait is how long a POST waits for the response to its prompt. Later, the response comes over
-// the stream.
+// DefaultWait is how long a POST waits for the response to its prompt. Later, the response comes
+// over the stream.
 const DefaultWait = 20 * time.Second
 
 // Logs stores the logs of servers.
@@ -35,7 +35,8 @@ type Logs interface {
 
 // Configs stores the tool configurations of directories.
 type Configs interface {
-	// PutConfig stores a configuration. It returns a [*proto.QuotaError] if the organisation has too many.
+	// PutConfig stores a configuration. It returns a [*proto.QuotaError] if the organisation has
+	// too many.
 	PutConfig(ctx context.Context, c *proto.AgentConfig) error
 	// Config returns a configuration. It returns [proto.ErrNotFound] if there is none.
 	Config(ctx context.Context, org string, kind proto.AgentConfigKind, directory, name string) (*proto.AgentConfig, error)
@@ -49,7 +50,8 @@ type Configs interface {
 type Host interface {
 	// Caller returns the organisation and the id of the API key of the request.
 	Caller() (org, key string)
-	// ReadBody reads the body of the request and calls decode with it. It returns the error of decode.
+	// ReadBody reads the body of the request and calls decode with it. It returns the error of
+	// decode.
 	ReadBody(w http.ResponseWriter, decode func(body []byte) error) error
 	// AllowStored returns an error if the server or the organisation has no room to store more.
 	AllowStored(ctx context.Context, background bool) error
@@ -175,8 +177,8 @@ func invalid(w http.ResponseWriter, status int, detail string) error {
 	return writeProblem(w, status, "invalid_request", "invalid request: "+detail)
 }
 
-// maxRefused bounds the part of a rejected request's body that is read, in bytes. A client that is still
-// writing when the connection is closed does not see the response.
+// maxRefused bounds the part of a rejected request's body that is read, in bytes. A client that is
+// still writing when the connection is closed does not see the response.
 const maxRefused = 64 << 20
 
 // WriteError writes an error as the response. For a posted message, it is a JSON-RPC response with

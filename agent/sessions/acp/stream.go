@@ -12,15 +12,16 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// keepalive is the interval of comments on an idle stream. Clients drop a stream that is silent for five
-// minutes.
+// keepalive is the interval of comments on an idle stream. Clients drop a stream that is silent for
+// five minutes.
 const keepalive = 15 * time.Second
 
 // drainingStream is the maximum duration of a stream that starts while this gateway shuts down.
 const drainingStream = 2 * time.Second
 
-// stream sends a server's messages after the last one the client has seen, as server-sent events. It
-// ends between two messages when this gateway begins to shut down. Clients then reconnect to another.
+// stream sends a server's messages after the last one the client has seen, as server-sent events.
+// It ends between two messages when this gateway begins to shut down. Clients then reconnect to
+// another.
 func (s *Server) stream(w http.ResponseWriter, r *http.Request) error {
 	id, err := serverID(r)
 	if err != nil {
@@ -61,7 +62,8 @@ func (s *Server) stream(w http.ResponseWriter, r *http.Request) error {
 	return send(ctx, w, found)
 }
 
-// lastEventID returns the number of the last message the client has seen; -1 if the header is missing.
+// lastEventID returns the number of the last message the client has seen; -1 if the header is
+// missing.
 func lastEventID(r *http.Request) (int64, error) {
 	text := r.Header.Get("Last-Event-ID")
 	if text == "" {
@@ -99,8 +101,8 @@ func send(ctx context.Context, w http.ResponseWriter, found <-chan []byte) error
 	return nil
 }
 
-// read sends the messages after number last to found, encoded as events, until ctx is done or the log is
-// removed. It retries errors of the store, because clients do not reconnect after an error.
+// read sends the messages after number last to found, encoded as events, until ctx is done or the
+// log is removed. It retries errors of the store, because clients do not reconnect after an error.
 func (s *Server) read(ctx context.Context, l *serverLog, last int64, found chan<- []byte) {
 	var follower sessions.Follower
 	defer func() {
@@ -135,8 +137,8 @@ func (s *Server) read(ctx context.Context, l *serverLog, last int64, found chan<
 	}
 }
 
-// begin returns the number of the message after which a stream starts, and the number of an entry before
-// the stream's first message.
+// begin returns the number of the message after which a stream starts, and the number of an entry
+// before the stream's first message.
 func (l *serverLog) begin(ctx context.Context, last int64) (int64, uint64, error) {
 	// The server may not exist yet: clients open the stream before their first message is answered.
 	if err := l.load(ctx); err != nil {
@@ -153,8 +155,8 @@ func (l *serverLog) begin(ctx context.Context, last int64) (int64, uint64, error
 	return from, after, nil
 }
 
-// next returns the messages of the entry after number after, encoded as events, and the entry's number.
-// It skips messages up to number *last and updates *last.
+// next returns the messages of the entry after number after, encoded as events, and the entry's
+// number. It skips messages up to number *last and updates *last.
 func next(ctx context.Context, follower sessions.Follower, after uint64, last *int64) (
 	text []byte, at uint64, err error,
 ) {

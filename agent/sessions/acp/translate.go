@@ -76,8 +76,8 @@ type translator struct {
 	state *state
 	id    string // of the session
 	*session
-	// replay is set while a client loads the session. The client then also receives the user's messages,
-	// but no requests.
+	// replay is set while a client loads the session. The client then also receives the user's
+	// messages, but no requests.
 	replay bool
 	out    []outgoing
 }
@@ -164,7 +164,8 @@ func (t *translator) chunk(kind string, content block) error {
 	return t.update(&update{Kind: kind, Content: content})
 }
 
-// answer adds a response to each prompt for which match returns true: result, or failure if not nil.
+// answer adds a response to each prompt for which match returns true: result, or failure if not
+// nil.
 func (t *translator) answer(result any, failure error, match func(*prompt) bool) error {
 	for _, p := range slices.Clone(t.state.Prompts) {
 		if p.Session != t.id || !match(&p) {
@@ -467,7 +468,8 @@ const (
 	rejectOnce  = "reject_once"
 )
 
-// answerPrefix is the prefix of the ids of the options of questions. The index of the option follows.
+// answerPrefix is the prefix of the ids of the options of questions. The index of the option
+// follows.
 const answerPrefix = "answer_"
 
 // ask adds a request to the client, unless the state already has one for the same permission or
@@ -492,8 +494,8 @@ func (t *translator) ask(r request, about *update, options []option) error {
 	return err
 }
 
-// toolCallFields are the fields of a permission's metadata that identify the tool call. Each agent has
-// names of its own.
+// toolCallFields are the fields of a permission's metadata that identify the tool call. Each agent
+// has names of its own.
 type toolCallFields struct {
 	ToolUseID string `json:"toolUseId"`
 	ToolUse   string `json:"tool_use_id"`
@@ -550,8 +552,8 @@ func (t *translator) question(q *sessions.Question) error {
 	return t.ask(request{Session: t.id, Question: q.ID, Options: q.Options}, about, options)
 }
 
-// removeRequest removes the request for a permission or a question; the other id is empty. It also drops
-// the request from the messages that have not been sent yet.
+// removeRequest removes the request for a permission or a question; the other id is empty. It also
+// drops the request from the messages that have not been sent yet.
 func (t *translator) removeRequest(permission, question string) {
 	t.state.Requests = slices.DeleteFunc(t.state.Requests, func(r request) bool {
 		found := r.Session == t.id && r.Permission == permission && r.Question == question

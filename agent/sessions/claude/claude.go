@@ -112,8 +112,8 @@ func (a *Agent) args(s *sessions.Start) []string {
 	return args
 }
 
-// sessionUUID returns the id of a new transcript. It depends on the number of the turn, because Claude
-// Code refuses an existing id, such as that of a first turn whose process died.
+// sessionUUID returns the id of a new transcript. It depends on the number of the turn, because
+// Claude Code refuses an existing id, such as that of a first turn whose process died.
 func sessionUUID(x *proto.AgentSession, turn int64) string {
 	sum := sha256.Sum256(fmt.Appendf(nil, "%s\x00%s\x00%d", x.Org, x.ID, turn))
 	sum[6], sum[8] = sum[6]&0x0f|0x40, sum[8]&0x3f|0x80
@@ -205,8 +205,8 @@ func (c *conversation) respond(id string, response any) error {
 	}})
 }
 
-// withAnswers returns the input of AskUserQuestion with answers, keyed by the texts of its questions.
-// It joins several answers to one question with commas.
+// withAnswers returns the input of AskUserQuestion with answers, keyed by the texts of its
+// questions. It joins several answers to one question with commas.
 func withAnswers(input json.RawMessage, answers [][]string) (map[string]any, error) {
 	var fields map[string]any
 	if err := json.Unmarshal(input, &fields); err != nil {

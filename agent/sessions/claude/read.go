@@ -239,8 +239,8 @@ func textOf(content json.RawMessage) string {
 	return strings.Join(texts, "\n")
 }
 
-// isMutating reports whether a tool changes files or processes. Claude Code asks to use such tools even
-// in plan mode.
+// isMutating reports whether a tool changes files or processes. Claude Code asks to use such tools
+// even in plan mode.
 func isMutating(tool string) bool {
 	return slices.Contains([]string{"Bash", "Write", "Edit", "MultiEdit", "NotebookEdit", "KillShell"}, tool)
 }

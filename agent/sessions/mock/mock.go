@@ -1,6 +1,6 @@
 // Package mock is a coding agent without a model or a program, for tests of clients. The text of a
-// message selects a script, and the agent replies with it. The scripts are those of the mock agent of
-// the Sandbox Agent API 0.1.11.
+// message selects a script, and the agent replies with it. The scripts are those of the mock agent
+// of the Sandbox Agent API 0.1.11.
 package mock
 
 import (
@@ -49,7 +49,8 @@ func (a *Agent) Start(ctx context.Context, s *sessions.Start) (sessions.Conversa
 		delay: a.Delay, report: s.Report, cancel: cancel, turns: make(chan *turn, 1), ended: make(chan struct{}),
 		pending: map[string]bool{}, answered: make(chan struct{}, 1),
 	}
-	// The log contains the cursor only if it contains the whole script. Only answers are missing then.
+	// The log contains the cursor only if it contains the whole script. Only answers are missing
+	// then.
 	if s.Running && s.Cursor == prefix(s.Turns) {
 		c.resumed = true
 		for _, p := range s.Pending {
@@ -147,8 +148,8 @@ func (c *conversation) run(ctx context.Context) {
 	}
 }
 
-// play reports the script of a turn, waits for all answers, and ends the turn. It leaves the turn open
-// if the script ends the session. It returns an error if the conversation is closed.
+// play reports the script of a turn, waits for all answers, and ends the turn. It leaves the turn
+// open if the script ends the session. It returns an error if the conversation is closed.
 func (c *conversation) play(ctx context.Context, t *turn) error {
 	interrupted := false
 	for i := 0; i < len(t.script) && !interrupted; i++ {
@@ -189,8 +190,8 @@ func wait[T any](ctx context.Context, t *turn, until <-chan T) (interrupted bool
 	}
 }
 
-// expectAnswer registers the question or permission of an event. It must be called before the event is
-// reported, because the answer may arrive before the report returns.
+// expectAnswer registers the question or permission of an event. It must be called before the event
+// is reported, because the answer may arrive before the report returns.
 func (c *conversation) expectAnswer(n *sessions.Native) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -16,8 +16,8 @@ import (
 )
 
 const (
-	// keepAlive is the maximum time between two writes to a stream. Some clients drop a stream that is
-	// silent for five minutes.
+	// keepAlive is the maximum time between two writes to a stream. Some clients drop a stream that
+	// is silent for five minutes.
 	keepAlive = 15 * time.Second
 	// bufferSize is the size of the write buffer of a response, in bytes.
 	bufferSize = 32 << 10
@@ -29,8 +29,8 @@ type view struct {
 	legacy string // the session's agent, for the legacy form; empty for the current form
 }
 
-// viewOf returns the view that a query selects. It calls x only for the legacy form, which contains the
-// session's agent.
+// viewOf returns the view that a query selects. It calls x only for the legacy form, which contains
+// the session's agent.
 func viewOf(q query, x func() (*sessions.Session, error)) (v view, err error) {
 	if v.raw, err = q.flag("includeRaw", "include_raw"); err != nil {
 		return v, err
@@ -197,7 +197,7 @@ func (s *Server) streamEvents(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	if last := r.Header.Get("Last-Event-ID"); last != "" { // a reconnecting client repeats the old query, so this takes precedence
+	if last := r.Header.Get("Last-Event-ID"); last != "" { // reconnecting clients repeat the old offset
 		n, err := strconv.ParseInt(last, 10, 64)
 		if err != nil || n < 0 {
 			return sessions.Invalidf("Last-Event-ID must be a positive integer")
@@ -224,8 +224,8 @@ func (s *Server) streamEvents(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// streamMessage sends a message. It streams the events of the turn up to its end, or up to the first
-// event that the client must react to.
+// streamMessage sends a message. It streams the events of the turn up to its end, or up to the
+// first event that the client must react to.
 func (s *Server) streamMessage(w http.ResponseWriter, r *http.Request) error {
 	q, err := queryOf(r)
 	if err != nil {
@@ -253,8 +253,8 @@ func (s *Server) streamMessage(w http.ResponseWriter, r *http.Request) error {
 	})
 }
 
-// turnEvents returns the events of an entry that belong to the stream of a turn, and whether the stream
-// ends with them.
+// turnEvents returns the events of an entry that belong to the stream of a turn, and whether the
+// stream ends with them.
 func turnEvents(e *sessions.Entry, number int64) (events []sessions.Event, last bool) {
 	if e.Turn != number {
 		// A terminated session never starts the turn.
@@ -348,8 +348,8 @@ func (f *follower) next(ctx context.Context) (*sessions.Entry, error) {
 	return entry, err
 }
 
-// isOver reports whether a stream ends without an error: the client disconnected, the server drains or
-// the session was removed.
+// isOver reports whether a stream ends without an error: the client disconnected, the server drains
+// or the session was removed.
 func isOver(ctx context.Context, err error) bool {
 	_, removed := errors.AsType[*sessions.Error](err)
 	return removed || ctx.Err() != nil
@@ -367,7 +367,7 @@ func (f *follower) encode(events []sessions.Event) error {
 			return err
 		}
 		if shown {
-			_, _ = fmt.Fprintf(&f.out, "id: %d\ndata: %s\n\n", events[i].Sequence, f.event.Bytes()) // writing to a buffer never fails
+			_, _ = fmt.Fprintf(&f.out, "id: %d\ndata: %s\n\n", events[i].Sequence, f.event.Bytes()) // to a buffer
 		}
 	}
 	return nil

@@ -27,8 +27,8 @@ type requestHome struct {
 	directory string // base of relative paths, relative to the home
 }
 
-// home returns the home that a request addresses: the home of a session, or the home of the API key if
-// the query names no session.
+// home returns the home that a request addresses: the home of a session, or the home of the API key
+// if the query names no session.
 func (s *Server) home(r *http.Request, q query) (*requestHome, error) {
 	host := s.Host(r)
 	org, key := host.Caller()
@@ -55,8 +55,8 @@ type location struct {
 	full string
 }
 
-// resolve returns the location of a path. The path is relative to p.directory, or absolute within the
-// home.
+// resolve returns the location of a path. The path is relative to p.directory, or absolute within
+// the home.
 func (p *requestHome) resolve(name string) (location, error) {
 	relative := !path.IsAbs(name)
 	for part := range strings.SplitSeq(name, "/") {
@@ -291,7 +291,8 @@ func (s *Server) makeDirectory(w http.ResponseWriter, r *http.Request) error {
 	return writeJSON(w, map[string]string{"path": at.full})
 }
 
-// moveFile moves a file or directory. It first deletes an existing destination, in a separate change.
+// moveFile moves a file or directory. It first deletes an existing destination, in a separate
+// change.
 func (s *Server) moveFile(w http.ResponseWriter, r *http.Request) error {
 	q, err := queryOf(r)
 	if err != nil {

@@ -1,5 +1,5 @@
-// Package rest serves sessions through the Sandbox Agent API 0.1.11. It is stateless: requests become
-// calls of a [sessions.Service], and streams are read from the logs of sessions.
+// Package rest serves sessions through the Sandbox Agent API 0.1.11. It is stateless: requests
+// become calls of a [sessions.Service], and streams are read from the logs of sessions.
 package rest
 
 import (
@@ -37,8 +37,8 @@ type Host interface {
 	ReleaseMemory()
 	// HomePath returns the path of homes in sandboxes.
 	HomePath() string
-	// CleanPath returns a path relative to the home. It returns an error for an absolute path outside
-	// the home.
+	// CleanPath returns a path relative to the home. It returns an error for an absolute path
+	// outside the home.
 	CleanPath(name string) (string, error)
 	// Home returns the files of a thread. The thread need not exist.
 	Home(thread string) Home
@@ -47,18 +47,19 @@ type Host interface {
 // Home gives access to the files of a thread. Paths are cleaned and relative to the home. Links are
 // not followed. Errors are [*api.Error], with [api.CodeNotFound] if there is nothing at a path.
 type Home interface {
-	// List calls each for the entries of a directory. In a thread that does not exist, every directory
-	// exists and is empty.
+	// List calls each for the entries of a directory. In a thread that does not exist, every
+	// directory exists and is empty.
 	List(ctx context.Context, dir string, each func(proto.File) error) error
 	Open(ctx context.Context, name string) (*proto.FileContent, error)
 	// PutBody stores the body of the request as a file, and returns its size.
 	PutBody(w http.ResponseWriter, name string) (size int64, err error)
 	// MakeDirectory creates a directory and its parents, unless they exist.
 	MakeDirectory(ctx context.Context, dir string) error
-	// UnpackBody unpacks the body of the request, a tar, into a directory. It calls each with the path
-	// of every entry.
+	// UnpackBody unpacks the body of the request, a tar, into a directory. It calls each with the
+	// path of every entry.
 	UnpackBody(w http.ResponseWriter, dir string, each func(path string)) error
-	// Delete deletes the file or directory at a path. A directory that is not empty needs recursive.
+	// Delete deletes the file or directory at a path. A directory that is not empty needs
+	// recursive.
 	Delete(ctx context.Context, name string, recursive bool) error
 	// Move renames a file or directory. It creates the parents of the new path.
 	Move(ctx context.Context, from, to string) error
@@ -77,7 +78,8 @@ type Server struct {
 // Prefix is the path below which the routes are served.
 const Prefix = "/sandbox-agent"
 
-// banner is the response to a request for the API's root, and part of the response for an unknown path.
+// banner is the response to a request for the API's root, and part of the response for an unknown
+// path.
 const banner = `This is bullpen, with the Sandbox Agent API 0.1.11:
   - GET  /           - this text
   - GET  /v1/health  - health
@@ -90,8 +92,8 @@ func RootPrefixes() []string {
 	return []string{"/v1/agents", "/v1/sessions", "/v1/fs/", "/v1/health"}
 }
 
-// Routes returns the routes below [Prefix] or at the root. There is no banner at the root, because the
-// gateway serves that path itself.
+// Routes returns the routes below [Prefix] or at the root. There is no banner at the root, because
+// the gateway serves that path itself.
 func (s *Server) Routes(atRoot bool) []agent.Route {
 	const get, post, read, execute = http.MethodGet, http.MethodPost, proto.ScopeRead, proto.ScopeExecute
 	var list []agent.Route
@@ -166,8 +168,8 @@ func (h handler) serve(w http.ResponseWriter, r *http.Request) error {
 	return answerError(w, err)
 }
 
-// Token returns the token of a request; empty for none. It accepts the schemes Bearer, Token and Basic.
-// The token of Basic is the password, or the whole text if it contains no colon.
+// Token returns the token of a request; empty for none. It accepts the schemes Bearer, Token and
+// Basic. The token of Basic is the password, or the whole text if it contains no colon.
 func Token(r *http.Request) string {
 	scheme, rest, _ := strings.Cut(strings.TrimSpace(r.Header.Get("Authorization")), " ")
 	rest = strings.TrimSpace(rest)

@@ -49,8 +49,8 @@ type agentInfo struct {
 	ConfigOptions []acp.ConfigOption `json:"configOptions,omitempty"`
 }
 
-// serverStatus describes the process shared by an agent's sessions. This server gives each session a
-// process of its own, so the shared one is always stopped.
+// serverStatus describes the process shared by an agent's sessions. This server gives each session
+// a process of its own, so the shared one is always stopped.
 type serverStatus struct {
 	Status       string `json:"status"`
 	RestartCount int    `json:"restartCount"`
@@ -309,7 +309,8 @@ func (s *Server) getSession(w http.ResponseWriter, r *http.Request) error {
 	return writeJSON(w, detail)
 }
 
-// deleteSession removes the files of a session first, because they cannot be removed without a session.
+// deleteSession removes the files of a session first, because they cannot be removed without a
+// session.
 func (s *Server) deleteSession(w http.ResponseWriter, r *http.Request) error {
 	host, org, id, err := s.find(r)
 	if err != nil {

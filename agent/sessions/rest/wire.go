@@ -41,8 +41,8 @@ func missingField(field string) error {
 	return bodyErrorf("missing field `%s`", field)
 }
 
-// decode reads and decodes the body of a request. It ignores unknown fields. An optional body may be
-// empty.
+// decode reads and decodes the body of a request. It ignores unknown fields. An optional body may
+// be empty.
 func decode(host Host, w http.ResponseWriter, r *http.Request, to requestBody, optional bool) error {
 	return host.ReadBody(w, func(body []byte) error {
 		if optional && len(bytes.TrimSpace(body)) == 0 {
@@ -218,7 +218,8 @@ func (m *mcpServer) UnmarshalJSON(body []byte) error {
 	return m.check()
 }
 
-// check returns an error if the description is invalid. It sets the type to the name used in responses.
+// check returns an error if the description is invalid. It sets the type to the name used in
+// responses.
 func (m *mcpServer) check() error {
 	switch m.Type {
 	case "local", "stdio":

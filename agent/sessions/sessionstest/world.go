@@ -107,7 +107,8 @@ func (w *World) MustSend(id, text string) *sessions.Sent {
 	return sent
 }
 
-// Until returns the events of a session after an offset, up to the first for which last returns true.
+// Until returns the events of a session after an offset, up to the first for which last returns
+// true.
 func (w *World) Until(id string, offset int64, last func(*sessions.Event) bool) (events []sessions.Event) {
 	w.T.Helper()
 	ctx, cancel := context.WithTimeout(w.T.Context(), time.Minute)

@@ -45,9 +45,9 @@ const (
 // an orderly stop.
 func Run(ctx context.Context, cfg *Config) error { return run(ctx, cfg, nil) }
 
-// RunBehind is Run for a program that puts a handler of its own in front of the server. front is called
-// with the server's handler and returns the handler of all requests. If the machine cannot run a worker,
-// RunBehind runs without one.
+// RunBehind is Run for a program that puts a handler of its own in front of the server. front is
+// called with the server's handler and returns the handler of all requests. If the machine cannot
+// run a worker, RunBehind runs without one.
 func RunBehind(ctx context.Context, cfg *Config, front func(server http.Handler) http.Handler) error {
 	return run(ctx, cfg, front)
 }
