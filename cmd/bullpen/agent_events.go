@@ -98,7 +98,7 @@ func (p *turnPrinter) pending(e *client.AgentEvent, text string, err error) erro
 	if err := p.endLine(); err != nil {
 		return err
 	}
-	_, err = fmt.Fprintf(p.err, "%sThen follow the rest of the turn: bullpen agent session events --follow --after %d %s\n",
+	_, err = fmt.Fprintf(p.err, "%sThen follow the turn: bullpen agent session events --follow --after %d %s\n",
 		text, e.Sequence, shellWord(p.session))
 	return err
 }
