@@ -20,18 +20,18 @@ const (
 	streamingSessions = 100
 	sessionFor        = 10 * time.Second
 	quickSessionFor   = time.Second
-	sessionAhead      = 3 // messages that a session has, so that a turn follows at once
+	queuedMessages    = 3 // per session, so that one turn follows another at once
 	sessionsPath      = "/sandbox-agent/v1/sessions/"
 )
 
 // agentSessions holds the figures of agent sessions.
 type agentSessions struct {
-	// Alone and Many are the times from an event to its arrival at a subscriber, of one session and of
+	// Alone and Many are the latencies from an event to a subscriber, with one session and with
 	// streamingSessions.
 	Alone     *summary `json:"event_ms"`
 	Many      *summary `json:"event_of_many_ms"`
-	PerSecond float64  `json:"events_per_second"` // of streamingSessions
-	MemoryMB  float64  `json:"memory_mb"`         // peak of the server meanwhile
+	PerSecond float64  `json:"events_per_second"` // with streamingSessions
+	MemoryMB  float64  `json:"memory_mb"`         // the server's peak memory, with streamingSessions
 }
 
 // measureAgentSessions measures sessions of the mock agent. dir holds the data of their server.
@@ -63,11 +63,11 @@ func measureAgentSessions(ctx context.Context, program, dir string, quick bool) 
 	return m, nil
 }
 
-// stream follows sessions that are always in a turn for some time. It returns how late each event came, in
-// milliseconds, and the time in seconds.
+// stream follows sessions with back-to-back turns. It returns the latency of each event in milliseconds
+// and the measured time in seconds.
 func stream(
 	ctx context.Context, a *api, sessions int, during time.Duration,
-) (late []float64, seconds float64, err error) {
+) (latencies []float64, seconds float64, err error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	through := *a
@@ -75,13 +75,13 @@ func stream(
 	var mu sync.Mutex
 	var running sync.WaitGroup
 	var began time.Time
-	over := false
+	done := false
 	for i := range sessions {
 		s := session{api: &through, path: fmt.Sprintf("%sbench-%d-%d", sessionsPath, sessions, i)}
 		if err := s.post(ctx, "", map[string]string{"agent": "mock"}); err != nil {
 			return nil, 0, err
 		}
-		for range sessionAhead {
+		for range queuedMessages {
 			if err := s.send(ctx); err != nil {
 				return nil, 0, err
 			}
@@ -90,8 +90,8 @@ func stream(
 			err := s.follow(ctx, func(at time.Time) {
 				mu.Lock()
 				defer mu.Unlock()
-				if !began.IsZero() && at.After(began) && !over { // else it was read again
-					late = append(late, millis(time.Since(at)))
+				if !began.IsZero() && at.After(began) && !done { // skip events from before the measurement
+					latencies = append(latencies, millis(time.Since(at)))
 				}
 			})
 			if err != nil {
@@ -106,11 +106,11 @@ func stream(
 		return nil, 0, context.Cause(ctx)
 	}
 	mu.Lock()
-	over, seconds = true, time.Since(began).Seconds()
+	done, seconds = true, time.Since(began).Seconds()
 	mu.Unlock()
 	cancel(nil)
 	running.Wait()
-	return late, seconds, nil
+	return latencies, seconds, nil
 }
 
 // session is a session of the mock agent.
@@ -142,14 +142,14 @@ func (s *session) post(ctx context.Context, path string, body any) error {
 	return nil
 }
 
-// send sends a message with a long answer.
+// send sends a message with a long response.
 func (s *session) send(ctx context.Context) error {
 	return s.post(ctx, "/messages", map[string]string{"message": "markdown"})
 }
 
-// follow calls got with the time of each event, and sends a message at the end of each turn, until ctx is
-// done.
-func (s *session) follow(ctx context.Context, got func(at time.Time)) error {
+// follow calls onEvent with the time of each event and sends a message at the end of each turn. It
+// returns when ctx is done.
+func (s *session) follow(ctx context.Context, onEvent func(at time.Time)) error {
 	resp, err := s.do(ctx, http.MethodGet, s.path+"/events/sse", "text/event-stream", nil)
 	if err != nil {
 		return err
@@ -167,7 +167,7 @@ func (s *session) follow(ctx context.Context, got func(at time.Time)) error {
 		if err := json.Unmarshal([]byte(text), &e); err != nil {
 			return err
 		}
-		got(e.Time)
+		onEvent(e.Time)
 		if e.Type == "turn.ended" {
 			if err := s.send(ctx); err != nil && ctx.Err() == nil {
 				return err
@@ -180,7 +180,7 @@ func (s *session) follow(ctx context.Context, got func(at time.Time)) error {
 	return nil
 }
 
-// figures returns the figures of agent sessions. m is nil if they were not measured.
+// figures returns the figures of agent sessions; unknown ones if m is nil.
 func (m *agentSessions) figures() []figure {
 	alone := below("event of an agent session to a subscriber, p50", targetEventMS, "ms")
 	stored := figure{
@@ -197,7 +197,7 @@ func (m *agentSessions) figures() []figure {
 		streamingSessions, m.Many.P50, m.Many.P99)
 	return []figure{
 		alone.is(m.Alone.P50, m.Alone.P50 < targetEventMS, note),
-		stored.is(m.PerSecond, m.PerSecond >= targetEventsPerSec, "the mock agent makes no more than that"),
+		stored.is(m.PerSecond, m.PerSecond >= targetEventsPerSec, "the mock agent's maximum rate"),
 		memory.is(m.MemoryMB, m.MemoryMB < targetSessionsMB, ""),
 	}
 }

@@ -17,7 +17,8 @@ const agentSessionsPath = "/sandbox-agent/v1/sessions"
 
 func agentSessionPath(id string) string { return agentSessionsPath + "/" + url.PathEscape(id) }
 
-// AgentSessionRequest describes a new session of a coding agent. Empty fields stand for the agent's defaults.
+// AgentSessionRequest describes a new session of a coding agent. Empty fields select the agent's
+// defaults.
 type AgentSessionRequest struct {
 	Agent          string `json:"agent"` // such as mock or claude
 	AgentMode      string `json:"agentMode,omitempty"`
@@ -28,10 +29,10 @@ type AgentSessionRequest struct {
 	Title          string `json:"title,omitempty"`
 }
 
-// CreatedAgentSession is the answer to a request for a session.
+// CreatedAgentSession is the response to a request to create a session.
 type CreatedAgentSession struct {
 	ID     string `json:"sessionId"`
-	Native string `json:"nativeSessionId,omitempty"` // the agent's own id, if it has one already
+	Native string `json:"nativeSessionId,omitempty"` // the agent's own id; empty if not known yet
 }
 
 // AgentSession is a session of a coding agent. Times are in milliseconds since 1970.
@@ -49,7 +50,7 @@ type AgentSession struct {
 	UpdatedAt      int64   `json:"updatedAt"`
 	Directory      *string `json:"directory"`
 	Title          *string `json:"title"`
-	// What waits for an answer. Lists of sessions have neither.
+	// Questions and Permissions are pending. They are not set in lists of sessions.
 	Questions   []AgentQuestion   `json:"pendingQuestions,omitempty"`
 	Permissions []AgentPermission `json:"pendingPermissions,omitempty"`
 }
@@ -71,18 +72,19 @@ type AgentQuestion struct {
 	Status   string   `json:"status"` // requested, answered or rejected
 }
 
-// AgentEvent is an event of a session. Its type decides what is in its data: see docs/guides/sandbox-agent.md.
+// AgentEvent is an event of a session. Its type determines the content of Data: see
+// docs/guides/sandbox-agent.md.
 type AgentEvent struct {
-	Sequence  int64           `json:"sequence"` // a stream can be resumed after it
+	Sequence  int64           `json:"sequence"` // position in the session, to resume a stream after
 	Time      time.Time       `json:"time"`
 	Synthetic bool            `json:"synthetic"` // made by the server, not by the agent
 	Type      string          `json:"type"`
 	Data      json.RawMessage `json:"data"`
-	// Line is the event as it came: JSON with a line break.
+	// Line is the event as received: JSON with a line break.
 	Line []byte `json:"-"`
 }
 
-// EndsTurn reports whether the agent does nothing more, until it has another message or an answer.
+// EndsTurn reports whether the agent does nothing more until it receives a message or an answer.
 func (e *AgentEvent) EndsTurn() bool {
 	switch e.Type {
 	case "turn.ended", "session.ended", "permission.requested", "question.requested":
@@ -96,7 +98,7 @@ func (e *AgentEvent) EndsTurn() bool {
 type AgentMessage struct {
 	Text        string            `json:"message"`
 	Attachments []AgentAttachment `json:"attachments,omitempty"`
-	Model       string            `json:"model,omitempty"` // empty for the session's
+	Model       string            `json:"model,omitempty"` // empty for the session's model
 	Variant     string            `json:"variant,omitempty"`
 }
 
@@ -105,8 +107,8 @@ type AgentAttachment struct {
 	Path string `json:"path"`
 }
 
-// CreateAgentSession creates a session of a coding agent. The server chooses the id if id is empty. It is not resent
-// when the connection breaks.
+// CreateAgentSession creates a session of a coding agent. The server chooses the id if id is empty.
+// The request is not resent if the connection breaks.
 func (c *Client) CreateAgentSession(
 	ctx context.Context, id string, r *AgentSessionRequest,
 ) (*CreatedAgentSession, error) {
@@ -115,13 +117,13 @@ func (c *Client) CreateAgentSession(
 		path = agentSessionPath(id)
 	}
 	created, err := get[CreatedAgentSession](ctx, c, call{method: http.MethodPost, path: path, body: r})
-	if err == nil && created.ID == "" { // the answer has only an id of the server's choice
+	if err == nil && created.ID == "" { // the response contains the id only if the server chose it
 		created.ID = id
 	}
 	return created, err
 }
 
-// AgentSessions returns the sessions of the key's organisation, the newest first.
+// AgentSessions returns the sessions of the key's organisation, newest first.
 func (c *Client) AgentSessions(ctx context.Context) iter.Seq2[AgentSession, error] {
 	return pages[AgentSession](ctx, c, agentSessionsPath, "sessions", nil)
 }
@@ -131,7 +133,8 @@ func (c *Client) AgentSession(ctx context.Context, id string) (*AgentSession, er
 	return read[AgentSession](ctx, c, agentSessionPath(id))
 }
 
-// SendAgentMessage adds a message to a session's queue. It is added once, also if the connection breaks.
+// SendAgentMessage adds a message to a session's queue. It adds the message exactly once, even if
+// the connection breaks and it retries.
 func (c *Client) SendAgentMessage(ctx context.Context, id string, m *AgentMessage) error {
 	return c.empty(ctx, call{
 		method: http.MethodPost, path: agentSessionPath(id) + "/messages", body: m, header: c.idempotent(nil),
@@ -139,9 +142,9 @@ func (c *Client) SendAgentMessage(ctx context.Context, id string, m *AgentMessag
 	})
 }
 
-// StreamAgentMessage sends a message and returns the events of its turn as they happen, each once and in order, up to
-// the first one that ends the turn: see [AgentEvent.EndsTurn]. It resumes after a broken connection. Each use of the
-// returned iterator sends the message.
+// StreamAgentMessage sends a message and returns the events of its turn as they happen, each once
+// and in order. It ends with the first event for which [AgentEvent.EndsTurn] is true, and resumes
+// after a broken connection. Each use of the returned iterator sends the message again.
 func (c *Client) StreamAgentMessage(ctx context.Context, id string, m *AgentMessage) iter.Seq2[*AgentEvent, error] {
 	return func(yield func(*AgentEvent, error) bool) {
 		s := &agentStream{client: c, session: id, yield: yield, ends: (*AgentEvent).EndsTurn}
@@ -152,19 +155,20 @@ func (c *Client) StreamAgentMessage(ctx context.Context, id string, m *AgentMess
 	}
 }
 
-// FollowAgentSession returns the events of a session with sequences above after as they happen, as
-// [Client.StreamAgentMessage] does. It ends with the session.
+// FollowAgentSession returns the events of a session with sequence numbers greater than after, as
+// they happen. It resumes like [Client.StreamAgentMessage], and ends with the session.
 func (c *Client) FollowAgentSession(ctx context.Context, id string, after int64) iter.Seq2[*AgentEvent, error] {
 	return func(yield func(*AgentEvent, error) bool) {
 		s := &agentStream{
 			client: c, session: id, yield: yield, after: after,
 			ends: func(e *AgentEvent) bool { return e.Type == "session.ended" },
 		}
-		s.run(ctx, s.rest())
+		s.run(ctx, s.remaining())
 	}
 }
 
-// AgentSessionEvents returns the current events of a session with sequences above after, without waiting for more.
+// AgentSessionEvents returns the stored events of a session with sequence numbers greater than
+// after. It does not wait for new ones.
 func (c *Client) AgentSessionEvents(ctx context.Context, id string, after int64) iter.Seq2[*AgentEvent, error] {
 	return func(yield func(*AgentEvent, error) bool) {
 		query := url.Values{"offset": {strconv.FormatInt(after, 10)}, "limit": {strconv.Itoa(maxPage)}}
@@ -205,7 +209,7 @@ const (
 	Reject      AgentReply = "reject"
 )
 
-// AnswerAgentPermission answers a permission that a session waits for.
+// AnswerAgentPermission grants or rejects a pending permission.
 func (c *Client) AnswerAgentPermission(ctx context.Context, id, permission string, reply AgentReply) error {
 	return c.empty(ctx, call{
 		method: http.MethodPost, path: agentSessionPath(id) + "/permissions/" + url.PathEscape(permission) + "/reply",
@@ -213,7 +217,7 @@ func (c *Client) AnswerAgentPermission(ctx context.Context, id, permission strin
 	})
 }
 
-// AnswerAgentQuestion answers a question that a session waits for. No answers reject it.
+// AnswerAgentQuestion answers a pending question. Without answers, it rejects the question.
 func (c *Client) AnswerAgentQuestion(ctx context.Context, id, question string, answers ...string) error {
 	path := agentSessionPath(id) + "/questions/" + url.PathEscape(question)
 	if len(answers) == 0 {
@@ -223,7 +227,7 @@ func (c *Client) AnswerAgentQuestion(ctx context.Context, id, question string, a
 	return c.empty(ctx, call{method: http.MethodPost, path: path + "/reply", body: body})
 }
 
-// EndAgentSession ends a session and keeps its events. Ending one that has ended changes nothing.
+// EndAgentSession ends a session and keeps its events. It does nothing if the session has ended.
 func (c *Client) EndAgentSession(ctx context.Context, id string) error {
 	return c.empty(ctx, call{method: http.MethodPost, path: agentSessionPath(id) + "/terminate", resend: true})
 }
@@ -248,21 +252,21 @@ type agentStream struct {
 	client  *Client
 	session string
 	yield   func(*AgentEvent, error) bool
-	ends    func(*AgentEvent) bool // reports whether nothing comes after an event
-	after   int64                  // sequence of the last event that was returned
-	paused  bool                   // the server ends the stream of a turn after the last event, but not the turn
+	ends    func(*AgentEvent) bool // reports whether an event is the last
+	after   int64                  // sequence number of the last returned event
+	paused  bool                   // the server ends the stream after the last event, but the turn continues
 }
 
-// rest is the request for the events after the last one.
-func (s *agentStream) rest() call {
+// remaining returns the request for the events after the last one.
+func (s *agentStream) remaining() call {
 	return call{
 		method: http.MethodGet, resend: true, header: map[string]string{"Accept": eventStream},
 		path: agentSessionPath(s.session) + "/events/sse?offset=" + strconv.FormatInt(s.after, 10),
 	}
 }
 
-// run reconnects until all events have come, or the caller wants no more. Until the first event of a turn, it sends the
-// message again: the server takes it for the same.
+// run reconnects until all events have arrived or the caller stops. Until the first event of a
+// turn, it resends the message with the same idempotency key.
 func (s *agentStream) run(ctx context.Context, next call) {
 	retry := s.client.newRetry()
 	lost := func(err error) {
@@ -282,7 +286,7 @@ func (s *agentStream) run(ctx context.Context, next call) {
 			s.yield(nil, err)
 			return
 		case s.paused:
-			s.paused, next = false, s.rest()
+			s.paused, next = false, s.remaining()
 			continue
 		case s.client.cfg.NoRetry:
 			lost(errBrokenOff)
@@ -298,14 +302,14 @@ func (s *agentStream) run(ctx context.Context, next call) {
 			return
 		}
 		if s.after > 0 {
-			next = s.rest()
+			next = s.remaining()
 		}
 		next.redial = true
 	}
 }
 
-// connect reads events from one connection. It reports whether all events have come, or the caller wants no more; a
-// broken connection is no error.
+// connect reads events from one connection. It reports whether all events have arrived or the
+// caller has stopped. A broken connection is not an error.
 func (s *agentStream) connect(ctx context.Context, next call) (done bool, err error) {
 	l, err := s.client.lines(ctx, next)
 	if err != nil {
@@ -318,7 +322,7 @@ func (s *agentStream) connect(ctx context.Context, next call) (done bool, err er
 		case ctx.Err() != nil:
 			return false, context.Cause(ctx)
 		case err != nil:
-			return false, nil // the rest comes with the next connection
+			return false, nil // the next connection continues
 		}
 		data, ok := bytes.CutPrefix(line, []byte("data:"))
 		if !ok {

@@ -20,7 +20,8 @@ type config struct {
 	HeartbeatTimeout time.Duration `json:"heartbeat_timeout"`
 	// LogBytes is how much of what processes print the guest copies to its standard output.
 	LogBytes int `json:"log_bytes"`
-	// CPU is how many processors the sandbox has, and Memory how many bytes; 0 for all of the machine's.
+	// CPU is the sandbox's number of processors. Memory is its memory limit in bytes. 0 stands for
+	// all of the machine.
 	CPU    float64 `json:"cpu"`
 	Memory uint64  `json:"memory"`
 }

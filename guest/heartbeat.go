@@ -10,12 +10,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// heartbeatGrace is how long a guest still waits for a heartbeat that is too old. After a pause of
+// heartbeatGrace is how long a guest waits before it acts on an overdue heartbeat. After a pause of
 // the whole machine, the guest may run before the worker.
 const heartbeatGrace = 2 * time.Second
 
-// heartbeat is memory that the worker writes the time to every second: nanoseconds of the monotonic
-// clock. A request for each heartbeat would wake up every guest so often.
+// heartbeat is memory to which the worker writes the monotonic time in nanoseconds every second.
+// Sending requests instead would wake up every guest as often.
 type heartbeat struct{ nanos *atomic.Int64 }
 
 // openHeartbeat maps the heartbeat, for the life of this program.
@@ -34,8 +34,8 @@ func openHeartbeat(fd int) (heartbeat, error) {
 func (h heartbeat) await(timeout time.Duration, abandoned chan<- struct{}) {
 	for {
 		if left := timeout - h.age(); left > 0 {
-			// Not time.Sleep: Go's runtime polls until a processor is free for a timer, which costs far
-			// more on a busy machine. A signal may end the sleep early.
+			// Not time.Sleep: Go's runtime polls until a processor is free for a timer, which costs
+			// far more on a busy machine. A signal may end the sleep early.
 			pause := unix.NsecToTimespec(int64(left))
 			_ = unix.Nanosleep(&pause, nil)
 			continue

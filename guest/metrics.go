@@ -18,8 +18,8 @@ import (
 	"github.com/bullpen-run/bullpen/guest/answer"
 )
 
-// metrics serves what the processes of the sandbox use of its limits, in bytes and per cent. The figures of
-// /proc for the machine are not the sandbox's.
+// metrics serves the resource usage of the sandbox's processes, in bytes and per cent of its
+// limits. The totals in /proc are the machine's, not the sandbox's.
 type metrics struct {
 	dir    string // whose file system is measured
 	cpus   float64
@@ -32,7 +32,7 @@ type metrics struct {
 }
 
 const (
-	// minInterval is how much time must pass for the use of processors to be measured again.
+	// minInterval is the minimum time between two measurements of the use of processors.
 	minInterval = 100 * time.Millisecond
 	// tick is the unit of processor time in /proc.
 	tick = 10 * time.Millisecond
@@ -76,7 +76,8 @@ func (m *metrics) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
 	})
 }
 
-// percent returns how much of the processors was used since the last call, or before it if that was just now.
+// percent returns the use of processors since the last measurement. Within minInterval, it returns
+// the last result again.
 func (m *metrics) percent(used time.Duration) float64 {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -91,13 +92,13 @@ func (m *metrics) percent(used time.Duration) float64 {
 	return m.percentage
 }
 
-// usage is what processes use.
+// usage is the resource usage of processes.
 type usage struct {
 	cpu    time.Duration // with that of the ended children that they have waited for
 	memory uint64        // bytes of their own
 }
 
-// measure returns what all processes of the sandbox use.
+// measure returns the resource usage of all processes of the sandbox.
 func measure() (all usage) {
 	processes, _ := filepath.Glob("/proc/[0-9]*") // the pattern is valid
 	for _, dir := range processes {
@@ -122,7 +123,8 @@ func measure() (all usage) {
 	return all
 }
 
-// filesInMemory returns the size of the files in those directories whose file systems are in memory.
+// filesInMemory returns the size of the files in those directories whose file systems are in
+// memory.
 func filesInMemory(dirs ...string) (size uint64) {
 	for _, dir := range dirs {
 		var fs unix.Statfs_t

@@ -24,14 +24,14 @@ const (
 	MaxQueuedAgentMessages = 100
 	// MaxAgentSessionBytes bounds the log of a session.
 	MaxAgentSessionBytes = 256 << 20
-	// MaxAgentConfigs bounds the configurations of tools of an organisation, MaxAgentConfig each of them, in
-	// bytes, and MaxAgentConfigName their directories and names.
+	// MaxAgentConfigs bounds the tool configurations of an organisation. MaxAgentConfig bounds each
+	// of them, and MaxAgentConfigName its directory and its name, in bytes.
 	MaxAgentConfigs    = 1000
 	MaxAgentConfig     = 64 << 10
 	MaxAgentConfigName = 1024
 )
 
-// AgentConfigKind is a kind of configurations of tools.
+// AgentConfigKind is a kind of tool configuration.
 type AgentConfigKind string
 
 // The kinds.
@@ -40,7 +40,7 @@ const (
 	AgentConfigSkills AgentConfigKind = "skills"
 )
 
-// AgentConfig is a configuration of tools for the sessions of agents in a directory.
+// AgentConfig is a tool configuration for the agent sessions in a directory.
 type AgentConfig struct {
 	Org       string          `json:"org"`
 	Kind      AgentConfigKind `json:"kind"`
@@ -49,7 +49,7 @@ type AgentConfig struct {
 	Value     json.RawMessage `json:"value"` // an object
 }
 
-// AgentSession describes a session of a coding agent. What happens in it is in its log.
+// AgentSession is the record of a session of a coding agent. The session's log has its content.
 type AgentSession struct {
 	ID             string          `json:"id"` // chosen by the client, unique in the organisation
 	Org            string          `json:"org"`
@@ -65,11 +65,11 @@ type AgentSession struct {
 	MCP            json.RawMessage `json:"mcp,omitempty"`
 	Skills         json.RawMessage `json:"skills,omitempty"`
 	CreatedAt      time.Time       `json:"created_at"`
-	// UpdatedAt is when the session was last used. Retention begins then.
+	// UpdatedAt is when the session was last used. The retention time starts then.
 	UpdatedAt time.Time `json:"updated_at"`
-	// Active means that a runner has something to do.
+	// Active is set while the session has work for a runner.
 	Active bool `json:"active,omitempty"`
-	// Notified is the sequence number of the last event whose webhook was created.
+	// Notified is the sequence number of the last event whose webhook exists.
 	Notified int64 `json:"notified,omitempty"`
 }
 
@@ -79,12 +79,12 @@ func (s *AgentSession) LogID() string { return AgentSessionKey(s.ID) }
 // ThreadID returns the id of the thread that is the session's home.
 func (s *AgentSession) ThreadID() string { return "agent-session-" + AgentSessionKey(s.ID)[1:] }
 
-// AgentSessionKey returns the name under which a session is stored. Ids are any text, and names parts
-// of NATS subjects.
+// AgentSessionKey returns the name under which a session is stored. It is a digest, because an id
+// may be any text and the name is part of NATS subjects.
 func AgentSessionKey(id string) string {
 	sum := sha256.Sum256([]byte(id))
 	return "s" + hex.EncodeToString(sum[:16])
 }
 
-// AgentHomeThread returns the id of the thread with the files of an API key that belong to no session.
+// AgentHomeThread returns the id of the thread for an API key's files that belong to no session.
 func AgentHomeThread(key string) string { return "agent-files-" + AgentSessionKey(key)[1:] }

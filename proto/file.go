@@ -167,7 +167,7 @@ type TarUpload struct {
 	// Proceed is called before each entry with the bytes of memory that the entry takes until the
 	// upload ends. Its error ends the upload and is returned unchanged.
 	Proceed func(memory int64) error
-	// Entry, if not nil, is called with the path of each entry that was read. It is relative to the
-	// directory to unpack below, as the tar has it.
+	// Entry, if not nil, is called with the path of each entry that was read, as in the tar. The
+	// path is relative to the directory to unpack into.
 	Entry func(path string)
 }

@@ -107,8 +107,8 @@ type Meta struct {
 	Step       string `json:"step,omitempty"`
 	// SandboxID is the live sandbox whose guest the execution runs, or empty.
 	SandboxID string `json:"sandbox_id,omitempty"`
-	// SandboxMemory is the memory limit of that sandbox in bytes, which its worker must have room for. It
-	// is 0 for other executions.
+	// SandboxMemory is the memory limit of that sandbox in bytes; 0 for other executions. The
+	// sandbox needs a worker with as much memory left for sandboxes.
 	SandboxMemory int64 `json:"sandbox_memory,omitempty"`
 }
 
@@ -173,8 +173,8 @@ type Job struct {
 	// execution.
 	Bound  []SecretBinding `json:"bound,omitempty"`
 	Sealed []byte          `json:"sealed,omitempty"`
-	// Mounts are the parts of storage connections that the program sees below [MountsDir]. Sealed has
-	// their credentials too, which the program never gets.
+	// Mounts are the parts of storage connections that the program sees below [MountsDir]. Sealed
+	// has their credentials too, which the program never gets.
 	Mounts []Mount `json:"mounts,omitempty"`
 	// Container gives the home the layout of a vendor's container, which model programs expect: it
 	// is also at [ContainerData], and its directory [ContainerTmp] is /tmp.

@@ -18,19 +18,20 @@ const (
 	DefaultSandboxTimeout = 5 * time.Minute
 	// SandboxStopGrace is the time between SIGTERM and SIGKILL when a live sandbox stops.
 	SandboxStopGrace = 5 * time.Second
-	// MaxSandboxLog bounds what is kept of the output of the processes of one start, in bytes with the
-	// form of the log. A profile's limit of output may be lower.
+	// MaxSandboxLog bounds what is kept of the output of the processes of one start, in bytes with
+	// the form of the log. A profile's limit of output may be lower.
 	MaxSandboxLog = 4 << 20
-	// HeartbeatEvery is how often a worker writes the time to the memory that its guests read.
+	// HeartbeatEvery is the interval of a worker's heartbeat: it writes the time to memory that its
+	// guests read.
 	HeartbeatEvery = time.Second
-	// GuestTimeout is the age of that time at which a guest ends, with all processes: its worker is
-	// frozen. The worker's lease has expired by then, 45 seconds after it was confirmed, and its loss
-	// is declared only 60 seconds after.
+	// GuestTimeout is the age of the heartbeat at which a guest ends itself and all processes,
+	// because its worker is frozen. The worker's lease expires after 45 seconds, and the worker is
+	// declared lost after 60 seconds.
 	GuestTimeout = 48 * time.Second
 )
 
-// LiveSandbox is a sandbox that outlives a program: processes are started in it until it stops. Each
-// time it starts, an execution runs its guest, which ends when the sandbox stops.
+// LiveSandbox is a sandbox that outlives a program: processes are started in it until it stops.
+// Each time it starts, an execution runs its guest, which ends when the sandbox stops.
 type LiveSandbox struct {
 	ID       string            `json:"id"`
 	Org      string            `json:"org"`
@@ -62,7 +63,7 @@ type LiveSandbox struct {
 	Acts        []SandboxAct    `json:"acts,omitempty"`     // of clients, see [LiveSandbox.AddAct]
 }
 
-// SandboxAct is what a client has done to a live sandbox.
+// SandboxAct is a client's action on a live sandbox.
 type SandboxAct struct {
 	Act       SandboxActName `json:"act"`
 	Key       string         `json:"key"` // the id of the API key or the member
@@ -87,8 +88,9 @@ func SandboxActNames() []SandboxActName {
 	return []SandboxActName{SandboxCreateAct, SandboxExtendAct, SandboxPauseAct, SandboxResumeAct, SandboxDeleteAct}
 }
 
-// AddAct adds an act of a caller. It keeps the first one and the last [MaxSandboxActs]-1. Of extensions
-// in a row by one key it keeps the last: clients extend a sandbox every few seconds to keep it alive.
+// AddAct adds an act of a caller. It keeps the first act and the last [MaxSandboxActs]-1. Of
+// consecutive extensions by one key it keeps only the last, because clients extend a sandbox every
+// few seconds.
 func (s *LiveSandbox) AddAct(name SandboxActName, c *Caller) {
 	act := SandboxAct{Act: name, Key: c.Key.ID, RequestID: c.RequestID, At: time.Now().UTC()}
 	acts := slices.Clone(s.Acts) // records in memory share it
@@ -160,7 +162,8 @@ const (
 	SandboxNotStarted    SandboxReason = "not_started"           // no worker was free, or it could not be started
 	SandboxNotSaved      SandboxReason = "home_not_saved"        // its home could not be saved when it stopped
 	SandboxForbiddenCall SandboxReason = "forbidden_system_call" // a process in it made one
-	// SandboxStorageNotSaved means that a volume or a file of a storage connection could not be stored.
+	// SandboxStorageNotSaved means that a volume or a file of a storage connection could not be
+	// stored.
 	SandboxStorageNotSaved SandboxReason = "storage_not_saved"
 )
 
@@ -173,7 +176,8 @@ func SandboxReasons() []SandboxReason {
 	}
 }
 
-// sandboxIDLetters are the letters of sandbox ids. Host names are cut at a hyphen, so there is none.
+// sandboxIDLetters are the letters of sandbox ids. Host names are cut at a hyphen, so there is
+// none.
 const sandboxIDLetters = "abcdefghijklmnopqrstuvwxyz234567"
 
 // NewSandboxID returns a random id of a live sandbox.
@@ -188,7 +192,8 @@ func ValidSandboxID(text string) bool {
 // Live is what a worker knows of the live sandbox whose guest a job runs.
 type Live struct {
 	Sandbox string `json:"sandbox"`
-	// TicketHash is the SHA-256 of the ticket with which gateways identify themselves to the worker.
+	// TicketHash is the SHA-256 of the ticket with which gateways identify themselves to the
+	// worker.
 	TicketHash  [sha256.Size]byte `json:"ticket_hash"`
 	ExpiresAt   time.Time         `json:"expires_at"`
 	IdleTimeout Seconds           `json:"idle_timeout,omitempty"` // 0 for none

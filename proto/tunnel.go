@@ -1,19 +1,21 @@
 package proto
 
 // The protocol between a gateway and a worker for live sandboxes is HTTP over TLS. The worker's
-// certificate is its own; the gateway knows it from the worker's endpoint, which it gets through NATS.
+// certificate is its own; the gateway knows it from the worker's endpoint, which it gets through
+// NATS.
 const (
-	// HeaderPrefix begins the names of headers that are this server's own. None is passed on to a sandbox or
-	// from it.
+	// HeaderPrefix begins the names of headers that are this server's own. None is passed on to a
+	// sandbox or from it.
 	HeaderPrefix = "Bullpen-"
-	// HeaderSandbox names the sandbox of a request, and HeaderTicket has its ticket, which proves that
-	// a gateway sends the request.
+	// HeaderSandbox names the sandbox of a request, and HeaderTicket has its ticket, which proves
+	// that a gateway sends the request.
 	HeaderSandbox = "Bullpen-Sandbox"
 	HeaderTicket  = "Bullpen-Ticket"
-	// HeaderUntilStop, if not empty, has the worker break the answer off when the sandbox begins to stop.
+	// HeaderUntilStop, if not empty, makes the worker abort the response when the sandbox begins to
+	// stop.
 	HeaderUntilStop = "Bullpen-Until-Stop"
-	// HeaderSandboxID and HeaderSandboxPort route a request of E2B's clients. The guest passes a request
-	// with a port other than [GuestPort] on to that port of the sandbox.
+	// HeaderSandboxID and HeaderSandboxPort route a request of E2B's clients. The guest passes a
+	// request with a port other than [GuestPort] on to that port of the sandbox.
 	HeaderSandboxID   = "E2b-Sandbox-Id"
 	HeaderSandboxPort = "E2b-Sandbox-Port"
 	// GuestPort is the port of the guest itself for E2B's clients.

@@ -13,8 +13,8 @@ type Worker struct {
 	Sandboxes int       `json:"sandboxes,omitempty"` // live sandboxes that it runs at once
 	// RunningSandboxes are those that it runs.
 	RunningSandboxes int `json:"running_sandboxes,omitempty"`
-	// SandboxMemory is the sum in bytes that the memory limits of live sandboxes may have, 0 for no limit.
-	// SandboxMemoryFree is what is left of it.
+	// SandboxMemory is the maximum sum of the memory limits of live sandboxes, in bytes; 0 for no
+	// limit. SandboxMemoryFree is the unused part.
 	SandboxMemory     int64    `json:"sandbox_memory,omitempty"`
 	SandboxMemoryFree int64    `json:"sandbox_memory_free,omitempty"`
 	Draining          bool     `json:"draining"`     // no executions are assigned

@@ -23,7 +23,7 @@ type guestConfig struct {
 	HeartbeatTimeout time.Duration `json:"heartbeat_timeout"`
 	// LogBytes is how much of what processes print the guest copies to its standard output.
 	LogBytes int `json:"log_bytes"`
-	// CPU is how many processors the sandbox has, and Memory how many bytes.
+	// CPU is the sandbox's number of processors. Memory is its memory limit in bytes.
 	CPU    float64 `json:"cpu"`
 	Memory int64   `json:"memory"`
 }
@@ -42,7 +42,7 @@ type guestUser struct {
 // program would take a part of the time that it needs to start.
 func guestEnv() []string { return []string{"GOMAXPROCS=1", "GOMEMLIMIT=16MiB"} }
 
-// guestProgram returns what all guests have in common.
+// guestProgram returns the part of the program that is the same for all guests.
 func guestProgram() jail.Program {
 	return jail.Program{Argv: []string{jail.GuestConfig}, Env: guestEnv(), Dir: "/"}
 }

@@ -176,7 +176,7 @@ func (a *attempt) openMounts(_ context.Context, b *sandbox) (err error) {
 		return errors.New("this worker cannot mount storage connections")
 	}
 	b.mounts, err = a.Mounts.Open(a.job.Mounts)
-	if err == nil && a.job.Live != nil { // it has several users
+	if err == nil && a.job.Live != nil { // a live sandbox has several users
 		b.mounts.AllowAllUsers()
 	}
 	return err

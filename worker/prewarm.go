@@ -178,8 +178,8 @@ func (k poolKey) fork(ctx context.Context) (*preparedJail, error) {
 	return j, err
 }
 
-// create creates a jail with prepare. If the language allows it, its interpreter waits there for
-// the program. A guest waits there for its sandbox.
+// create creates a jail with prepare. In the jail, a guest waits for its sandbox. An interpreter
+// waits for its program, if the language allows it.
 func (k poolKey) create(
 	ctx context.Context, prepare func(context.Context, jail.Spec) (jail.Jail, error),
 ) (*preparedJail, error) {
@@ -219,7 +219,8 @@ func (k poolKey) withImage(
 	return j, nil
 }
 
-// spec returns the spec of a jail on an image, without a home. Only guests have a root that can be written.
+// spec returns the spec of a jail on an image, without a home. Only guests have a root that can be
+// written.
 func (k poolKey) spec(image string) jail.Spec {
 	spec := Spec(k.sandbox, image)
 	if k.guest {

@@ -42,7 +42,8 @@ func secretFiles(job *proto.Job, secrets map[string][]byte) (files []jail.File) 
 	return files
 }
 
-// liveLifetime is how long the certificates of a live sandbox are valid. It may be extended as long as it is used.
+// liveLifetime is how long the certificates of a live sandbox are valid. It is long because clients
+// can extend a sandbox's timeout.
 const liveLifetime = 365 * 24 * time.Hour
 
 // newInjector returns the proxy that adds secrets to the program's requests, or nil.
@@ -117,8 +118,8 @@ func newMasks(job *proto.Job, bound map[string][]byte) *mask.Masks {
 	return mask.New(values)
 }
 
-// escapedLines returns values and their lines as they are in the log of a live sandbox, which is JSON, where
-// that differs.
+// escapedLines returns values and their lines as they are in the log of a live sandbox, which is
+// JSON, where that differs.
 func escapedLines(values []string) (escaped []string) {
 	for _, value := range values {
 		lines := []string{value}

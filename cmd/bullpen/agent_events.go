@@ -20,13 +20,13 @@ func decodeData[T any](e *client.AgentEvent) (data T, err error) {
 	return data, err
 }
 
-// turnPrinter prints a turn of an agent: its text on standard output, everything else on standard error.
+// turnPrinter prints a turn of an agent: text to standard output, everything else to standard error.
 type turnPrinter struct {
 	streams
 	session string
-	json    bool   // prints the events as the server sends them instead
-	open    bool   // the text so far does not end a line
-	failure string // of the agent
+	json    bool   // print the events as the server sends them instead
+	open    bool   // whether the last printed text does not end a line
+	failure string // of the agent; empty for none
 }
 
 func (p *turnPrinter) event(e *client.AgentEvent) error {
@@ -67,16 +67,16 @@ func (p *turnPrinter) event(e *client.AgentEvent) error {
 		return err
 	case sessions.PermissionRequested:
 		data, err := decodeData[client.AgentPermission](e)
-		return p.waits(e, permissionText(p.session, &data), err)
+		return p.pending(e, permissionText(p.session, &data), err)
 	case sessions.QuestionRequested:
 		data, err := decodeData[client.AgentQuestion](e)
-		return p.waits(e, questionText(p.session, &data), err)
+		return p.pending(e, questionText(p.session, &data), err)
 	default:
 		return nil
 	}
 }
 
-// item prints what an item that is complete has besides the text of its deltas.
+// item prints the parts of a complete item, except for text, which its deltas have printed.
 func (p *turnPrinter) item(item *sessions.Item) error {
 	if item.Role != nil && *item.Role == sessions.RoleUser {
 		return nil
@@ -90,16 +90,16 @@ func (p *turnPrinter) item(item *sessions.Item) error {
 	return err
 }
 
-// waits prints what the agent waits for.
-func (p *turnPrinter) waits(e *client.AgentEvent, text string, err error) error {
+// pending prints the permission or question that the agent waits for.
+func (p *turnPrinter) pending(e *client.AgentEvent, text string, err error) error {
 	if err != nil {
 		return err
 	}
 	if err := p.endLine(); err != nil {
 		return err
 	}
-	_, err = fmt.Fprintf(p.err, "%sThe turn goes on then: bullpen agent session events --follow --after %d %s\n", text,
-		e.Sequence, shellWord(p.session))
+	_, err = fmt.Fprintf(p.err, "%sThen follow the turn: bullpen agent session events --follow --after %d %s\n",
+		text, e.Sequence, shellWord(p.session))
 	return err
 }
 
@@ -128,7 +128,7 @@ func (p *turnPrinter) end() error {
 // agentEventPrinter prints a line for each event.
 type agentEventPrinter struct {
 	streams
-	json bool // prints the events as the server sends them instead
+	json bool // print the events as the server sends them instead
 }
 
 func (p *agentEventPrinter) event(e *client.AgentEvent) error {
@@ -144,7 +144,7 @@ func (p *agentEventPrinter) event(e *client.AgentEvent) error {
 	return err
 }
 
-// eventText returns what an event says, in a line.
+// eventText returns the content of an event as one line.
 func eventText(e *client.AgentEvent) (string, error) {
 	switch sessions.EventType(e.Type) {
 	case sessions.ItemStarted, sessions.ItemCompleted:
@@ -177,7 +177,7 @@ func eventText(e *client.AgentEvent) (string, error) {
 	}
 }
 
-// itemText returns what an item says, in a line.
+// itemText returns the content of an item as one line.
 func itemText(item *sessions.Item) string {
 	words := []string{item.ID, string(item.Kind)}
 	if item.Role != nil {
@@ -192,7 +192,7 @@ func itemText(item *sessions.Item) string {
 	return oneLine(strings.Join(words, " "))
 }
 
-// partText returns what a part of an item says.
+// partText returns the content of a part of an item.
 func partText(part *sessions.Part) string {
 	switch part.Type {
 	case sessions.PartText:
@@ -219,10 +219,10 @@ func partText(part *sessions.Part) string {
 	}
 }
 
-// maxLine is the largest number of characters of an event in a line.
+// maxLine is the maximum length of a printed event, in characters.
 const maxLine = 200
 
-// oneLine returns a text as a line for a terminal.
+// oneLine returns a text as one line that is safe to print on a terminal.
 func oneLine(text string) string {
 	runes := []rune(strings.Join(strings.Fields(text), " "))
 	if len(runes) > maxLine {
@@ -231,14 +231,14 @@ func oneLine(text string) string {
 	return strings.Map(printable, string(runes))
 }
 
-// permissionText returns a permission that waits for an answer, with the commands that answer it.
+// permissionText returns a pending permission with the commands that answer it.
 func permissionText(session string, permission *client.AgentPermission) string {
 	text := "The agent asks for a permission: " + oneLine(permission.Action+" "+string(permission.Metadata)) + "\n"
 	command := "  bullpen agent session approve " + shellWord(session) + " " + shellWord(permission.ID)
 	return text + command + "\n" + command + " --always\n" + command + " --reject\n"
 }
 
-// questionText returns a question that waits for an answer, with the commands that answer it.
+// questionText returns a pending question with the commands that answer it.
 func questionText(session string, question *client.AgentQuestion) string {
 	command := "  bullpen agent session answer " + shellWord(session) + " " + shellWord(question.ID)
 	lines := []string{"The agent asks: " + oneLine(question.Prompt)}
@@ -253,7 +253,7 @@ func questionText(session string, question *client.AgentQuestion) string {
 
 var plainWord = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_./:@%+,=-]*$`)
 
-// shellWord returns a text as a word of a shell.
+// shellWord returns a text quoted as one word for a shell.
 func shellWord(text string) string {
 	if plainWord.MatchString(text) {
 		return text

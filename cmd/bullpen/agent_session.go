@@ -14,7 +14,7 @@ import (
 type agentSessionCommands struct {
 	Create  agentSessionCreateCommand  `cmd:"" help:"Create a session of a coding agent."`
 	List    agentSessionListCommand    `cmd:"" help:"List the organisation's sessions."`
-	Show    agentSessionShowCommand    `cmd:"" help:"Show a session, with what waits for an answer."`
+	Show    agentSessionShowCommand    `cmd:"" help:"Show a session with its pending permissions and questions."`
 	Send    agentSessionSendCommand    `cmd:"" help:"Send a message and print the answer as it arrives."`
 	Events  agentSessionEventsCommand  `cmd:"" help:"Print the events of a session."`
 	Approve agentSessionApproveCommand `cmd:"" help:"Grant or reject a permission."`
@@ -30,14 +30,14 @@ type agentSessionArg struct {
 
 type agentSessionCreateCommand struct {
 	remote         `embed:""`
-	ID             string `arg:"" optional:"" name:"session" help:"Id of the session. Default: one of the server's choice."`
+	ID             string `arg:"" optional:"" name:"session" help:"Id of the session. Default: the server chooses one."`
 	Agent          string `short:"a" required:"" placeholder:"NAME" help:"The agent, such as mock or claude."`
 	Mode           string `placeholder:"MODE" help:"Mode of the agent, such as build or plan. Default: build."`
 	PermissionMode string `placeholder:"MODE" help:"What the agent may do without asking: default, plan, acceptEdits or bypass. Default: default."`
-	Model          string `placeholder:"MODEL" help:"Model of the agent. Default: the agent's."`
+	Model          string `placeholder:"MODEL" help:"Model of the agent. Default: the agent's default."`
 	Variant        string `placeholder:"NAME" help:"Variant of the model."`
 	Dir            string `name:"cwd" short:"C" placeholder:"DIRECTORY" help:"Working directory of the agent, absolute or relative to the home. Default: the home."`
-	Title          string `placeholder:"TEXT" help:"Title of the session, for people."`
+	Title          string `placeholder:"TEXT" help:"Title of the session."`
 }
 
 func (*agentSessionCreateCommand) Help() string {
@@ -77,7 +77,7 @@ func (c *agentSessionListCommand) Run(ctx context.Context, s streams) error {
 	})
 }
 
-// agentSessionState returns the state of a session, for people.
+// agentSessionState returns the state of a session, for display.
 func agentSessionState(x *client.AgentSession) string {
 	if x.Ended {
 		return "ended"
@@ -112,7 +112,8 @@ func printAgentSession(p *page, x *client.AgentSession) {
 	p.textf("%s", pendingText(x))
 }
 
-// pendingText returns what a session waits for, with the commands that answer it.
+// pendingText returns the pending permissions and questions of a session, with the commands that answer
+// them.
 func pendingText(x *client.AgentSession) (text string) {
 	for i := range x.Permissions {
 		text += permissionText(x.ID, &x.Permissions[i])
@@ -133,15 +134,16 @@ type agentSessionSendCommand struct {
 }
 
 func (*agentSessionSendCommand) Help() string {
-	return `Prints the agent's text on standard output as it arrives, and what else it does on standard error. Returns when
-the turn ends, or when the agent waits for an answer to a permission or a question: prints the command that answers
-it. Reconnects without losing or repeating text. An interrupted command does not end the turn.
+	return `Prints the agent's text to standard output as it arrives, and its other actions to standard error. Returns when
+the turn ends or the agent asks for a permission or an answer. In that case, it prints the commands that answer.
+Reconnects without losing or repeating text. Interrupting the command does not end the turn.
 
-A message that is sent during a turn waits for the end of that turn.
+A message sent during a turn waits until that turn has ended.
 
 --json prints the events, one JSON object per line.
 
-Exit codes: 0 the turn ended or waits for an answer, 1 failure, also of the agent, 2 wrong usage, 130 interrupted.
+Exit codes: 0 the turn ended or waits for an answer, 1 failure of the command or the agent, 2 wrong usage, 130
+interrupted.
 
 Examples:
 
@@ -149,7 +151,7 @@ Examples:
   git diff | bullpen agent session send demo -`
 }
 
-// maxAgentMessage is the largest message that is read from standard input, in bytes.
+// maxAgentMessage is the maximum size of a message from standard input, in bytes.
 const maxAgentMessage = 1 << 20
 
 func (c *agentSessionSendCommand) Run(ctx context.Context, s streams) error {
@@ -176,7 +178,7 @@ func (c *agentSessionSendCommand) Run(ctx context.Context, s streams) error {
 			return err
 		}
 		if text := pendingText(x); text != "" {
-			_, _ = fmt.Fprintf(s.err, "%sThe message waits for the answer.\n", text)
+			_, _ = fmt.Fprintf(s.err, "%sThe message waits until you answer.\n", text)
 		}
 	}
 	p := &turnPrinter{streams: s, session: c.ID, json: c.JSON}
@@ -188,7 +190,7 @@ type agentSessionEventsCommand struct {
 	remote          `embed:""`
 	agentSessionArg `embed:""`
 	Follow          bool  `short:"f" help:"Continue until the session ends."`
-	After           int64 `placeholder:"N" help:"Skip events up to this sequence, the first column."`
+	After           int64 `placeholder:"N" help:"Skip events up to this sequence number, the first column."`
 }
 
 func (*agentSessionEventsCommand) Help() string {
@@ -256,7 +258,7 @@ type agentSessionEndCommand struct {
 }
 
 func (*agentSessionEndCommand) Help() string {
-	return `Interrupts a running turn. The session takes no more messages; its events stay.`
+	return `Interrupts a running turn. The session accepts no more messages. Its events remain readable.`
 }
 
 func (c *agentSessionEndCommand) Run(ctx context.Context, s streams) error {
@@ -284,7 +286,7 @@ func (c *agentSessionRmCommand) Run(ctx context.Context, s streams) error {
 	})
 }
 
-// act calls the server. There is nothing to print.
+// act calls the server and prints nothing.
 func act(s streams, r *remote, call func(*client.Client) error) error {
 	cl, err := r.client(s)
 	if err != nil {

@@ -16,7 +16,7 @@ import (
 
 const defaultEndpoint = "http://127.0.0.1:2468"
 
-// apiCommands are the commands that call a server. Each is one request, and prints the answer.
+// apiCommands are the commands that call a server. Each sends one request and prints the response.
 type apiCommands struct {
 	Agents struct {
 		List    agentListCommand    `cmd:"" help:"List agents."`
@@ -38,12 +38,12 @@ type apiCommands struct {
 	} `cmd:"" help:"Create sessions and talk to their agents."`
 }
 
-// endpoint is the server of a command.
+// endpoint is the server that a command calls.
 type endpoint struct {
 	URL string `name:"endpoint" short:"e" default:"${endpoint}" placeholder:"URL" help:"The server. Default: ${endpoint}."`
 }
 
-// call sends a request and prints the answer: JSON with indentation, events as they come.
+// call sends a request and prints the response: JSON indented, events as they arrive.
 func (e *endpoint) call(ctx context.Context, a *access, out io.Writer, method, path string, body any) error {
 	var content io.Reader
 	if body != nil {
@@ -74,7 +74,7 @@ func (e *endpoint) call(ctx context.Context, a *access, out io.Writer, method, p
 	}
 	answer, err := io.ReadAll(resp.Body)
 	if err != nil {
-		return fmt.Errorf("read the answer: %w", err)
+		return fmt.Errorf("read the response: %w", err)
 	}
 	if resp.StatusCode/100 != 2 {
 		return fmt.Errorf("the server answers with %s: %s", resp.Status, bytes.TrimSpace(answer))
@@ -84,7 +84,7 @@ func (e *endpoint) call(ctx context.Context, a *access, out io.Writer, method, p
 	}
 	var indented bytes.Buffer
 	if err := json.Indent(&indented, answer, "", "  "); err != nil {
-		return fmt.Errorf("decode the answer: %w", err)
+		return fmt.Errorf("decode the response: %w", err)
 	}
 	_, err = fmt.Fprintln(out, indented.String())
 	return err
@@ -212,10 +212,10 @@ func (c *sendMessageCommand) Run(ctx context.Context, a *access, out io.Writer) 
 
 // raw is the flag for the agent's own output.
 type raw struct {
-	IncludeRaw bool `help:"Print the agent's own output, too."`
+	IncludeRaw bool `help:"Include the agent's own output."`
 }
 
-// query returns the query of a request, with the numbers that are given.
+// query returns the query of a request. It omits numbers that are nil.
 func (r *raw) query(numbers map[string]*uint64) string {
 	query := url.Values{}
 	for name, n := range numbers {
@@ -253,8 +253,8 @@ type eventsCommand struct {
 	endpoint   `embed:""`
 	sessionArg `embed:""`
 	raw        `embed:""`
-	Offset     *uint64 `short:"o" placeholder:"N" help:"Only events with a higher sequence."`
-	Limit      *uint64 `short:"l" placeholder:"N" help:"At most as many events."`
+	Offset     *uint64 `short:"o" placeholder:"N" help:"Only events after this sequence number."`
+	Limit      *uint64 `short:"l" placeholder:"N" help:"Maximum number of events."`
 }
 
 func (c *eventsCommand) Run(ctx context.Context, a *access, out io.Writer) error {
@@ -266,7 +266,7 @@ type eventsSSECommand struct {
 	endpoint   `embed:""`
 	sessionArg `embed:""`
 	raw        `embed:""`
-	Offset     *uint64 `short:"o" placeholder:"N" help:"Only events with a higher sequence."`
+	Offset     *uint64 `short:"o" placeholder:"N" help:"Only events after this sequence number."`
 }
 
 func (c *eventsSSECommand) Run(ctx context.Context, a *access, out io.Writer) error {
@@ -276,7 +276,7 @@ func (c *eventsSSECommand) Run(ctx context.Context, a *access, out io.Writer) er
 
 // requestArg is the argument that names a question or a permission.
 type requestArg struct {
-	ID string `arg:"" help:"Its id, as in the event."`
+	ID string `arg:"" help:"Id of the question or permission, as in the event."`
 }
 
 func (r *requestArg) path(s *sessionArg, kind, below string) string {

@@ -13,13 +13,13 @@ import (
 	"github.com/bullpen-run/bullpen/agent/sessions/rest"
 )
 
-// front passes requests for the Sandbox Agent API on to the server behind it, whose other routes it hides. It replaces
-// the token of clients by the API key of the server.
+// front forwards requests to the routes of the Sandbox Agent API of the embedded server. It hides
+// the server's other routes, and replaces a client's token with the server's API key.
 type front struct {
 	*serverCommand
-	token  string // empty if none is needed
-	key    string
-	local  bool // only this machine reaches the server
+	token  string // empty if requests need no token
+	key    string // of the embedded server
+	local  bool   // whether the server listens on a loopback address
 	server http.Handler
 }
 
@@ -39,11 +39,11 @@ func (f *front) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	allowed := f.token == "" || equal(rest.Token(r), f.token)
 	r = r.Clone(r.Context())
-	r.Header.Del("Authorization") // the server answers a request without
+	r.Header.Del("Authorization") // without it, the server responds with 401, except to public routes
 	if allowed {
 		r.Header.Set("Authorization", "Bearer "+f.key)
 	}
-	r.Header.Del("Origin") // checked here
+	r.Header.Del("Origin") // already checked
 	if r.URL.RawPath != "" {
 		r.URL.RawPath = rest.Prefix + r.URL.RawPath
 	}
@@ -51,15 +51,15 @@ func (f *front) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	f.server.ServeHTTP(w, r)
 }
 
-// equal compares tokens in a time that does not depend on what they have in common.
+// equal compares tokens in constant time.
 func equal(a, b string) bool {
 	x, y := sha256.Sum256([]byte(a)), sha256.Sum256([]byte(b))
 	return subtle.ConstantTimeCompare(x[:], y[:]) == 1
 }
 
-// trusts reports whether a request without a token is one of a program, or of a web page that may call this server.
-// Otherwise every page that a user of this machine visits could use the server. A page whose host name was made to
-// resolve to this machine has that name as the request's host.
+// trusts reports whether a request without a token comes from a program, or from a web page that
+// may call this server. Otherwise, any page that a user of this machine visits could use the
+// server. Against DNS rebinding, a server on a loopback address requires a loopback host name.
 func (f *front) trusts(r *http.Request) bool {
 	if host, _, err := net.SplitHostPort(r.Host); f.local && !loopback(r.Host) && (err != nil || !loopback(host)) {
 		return false
@@ -72,14 +72,14 @@ func (f *front) trusts(r *http.Request) bool {
 	return err == nil && strings.EqualFold(u.Host, r.Host)
 }
 
-// loopback reports whether a host is this machine by its name, which no resolver can change.
+// loopback reports whether a host is a loopback address or localhost, without asking a resolver.
 func loopback(host string) bool {
 	addr, err := netip.ParseAddr(strings.Trim(host, "[]"))
 	return err == nil && addr.IsLoopback() || strings.EqualFold(host, "localhost")
 }
 
-// answerCORS sets the headers for web pages of other origins. It reports whether it has answered the request, one that
-// asks for what such a page may do.
+// answerCORS sets the CORS headers. It reports whether the request was a preflight, which it
+// answers.
 func (f *front) answerCORS(w http.ResponseWriter, r *http.Request) bool {
 	origin, h := r.Header.Get("Origin"), w.Header()
 	if len(f.CORSAllowOrigin) == 0 || origin == "" {
@@ -105,12 +105,12 @@ func (f *front) answerCORS(w http.ResponseWriter, r *http.Request) bool {
 	return true
 }
 
-// setList sets a header to a list, or to what the client asks for if the list is empty.
-func setList(h http.Header, name string, list []string, asked string) {
+// setList sets a header to a list, or to requested if the list is empty.
+func setList(h http.Header, name string, list []string, requested string) {
 	if len(list) > 0 {
-		asked = strings.Join(list, ",")
+		requested = strings.Join(list, ",")
 	}
-	if asked != "" {
-		h.Set(name, asked)
+	if requested != "" {
+		h.Set(name, requested)
 	}
 }

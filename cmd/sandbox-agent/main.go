@@ -1,5 +1,5 @@
-// Command sandbox-agent serves the Sandbox Agent API with an embedded bullpen server. It has the command line of the
-// original, so that clients that start a server need nothing but SANDBOX_AGENT_BIN.
+// Command sandbox-agent serves the Sandbox Agent API with an embedded bullpen server. It has the
+// original's command line, so clients that start a server only need SANDBOX_AGENT_BIN.
 package main
 
 import (
@@ -22,14 +22,14 @@ const (
 	exitUsage   = 2
 )
 
-const description = `Serve the Sandbox Agent API with an embedded bullpen server, and call it.
+const description = `Serve or call the Sandbox Agent API. The server is an embedded bullpen server.
 
   sandbox-agent server --token "$TOKEN"
   SANDBOX_AGENT_BIN=$(command -v sandbox-agent) node app.js    # for SandboxAgent.start()`
 
-// access is how clients and a server agree.
+// access holds the token that a client and a server share.
 type access struct {
-	Token   string `short:"t" placeholder:"TOKEN" help:"Token that requests must have."`
+	Token   string `short:"t" placeholder:"TOKEN" help:"Token for requests."`
 	NoToken bool   `short:"n" help:"Requests need no token."`
 }
 
@@ -40,25 +40,26 @@ type commands struct {
 	Server serverCommand `cmd:"" help:"Run a server."`
 	API    apiCommands   `cmd:"" name:"api" help:"Call a server."`
 
-	Opencode     absentCommand `cmd:"" hidden:"" passthrough:""`
-	Daemon       absentCommand `cmd:"" hidden:"" passthrough:""`
-	InstallAgent absentCommand `cmd:"" hidden:"" passthrough:""`
-	Credentials  absentCommand `cmd:"" hidden:"" passthrough:""`
+	Opencode     unsupportedCommand `cmd:"" hidden:"" passthrough:""`
+	Daemon       unsupportedCommand `cmd:"" hidden:"" passthrough:""`
+	InstallAgent unsupportedCommand `cmd:"" hidden:"" passthrough:""`
+	Credentials  unsupportedCommand `cmd:"" hidden:"" passthrough:""`
 }
 
-// absentCommand is a command of the original that this program does not have.
-type absentCommand struct {
+// unsupportedCommand is a command of the original that this program does not have.
+type unsupportedCommand struct {
 	Args []string `arg:"" optional:""`
 }
 
-func (absentCommand) Run(k *kong.Context) error {
+func (unsupportedCommand) Run(k *kong.Context) error {
 	return fmt.Errorf("%s is not a command of bullpen's sandbox-agent: it has server and api", k.Selected().Name)
 }
 
 func main() {
-	// Started for each execution with mounts, so it starts without the parser of commands.
+	// The worker starts this for each execution with mounts. Skipping the command parser saves
+	// time.
 	if len(os.Args) == 3 && os.Args[1] == app.MountServer {
-		if app.ServeMounts(os.Args[2]) != nil { // errors have no reader; the worker sees the end of the process
+		if app.ServeMounts(os.Args[2]) != nil { // nobody reads the error; the worker sees the process exit
 			os.Exit(exitFailure)
 		}
 		return
@@ -89,7 +90,7 @@ func run(args []string, stdout, stderr io.Writer) int {
 		return exitUsage
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop() // not earlier: at Ctrl-C in a terminal, a client sends a second signal
+	defer stop() // not earlier: at Ctrl-C in a terminal, a parent process sends a second signal
 	cmd.BindTo(ctx, (*context.Context)(nil))
 	return report(stderr, cmd.Run())
 }

@@ -14,27 +14,28 @@ import (
 	"github.com/bullpen-run/bullpen/cmd/internal/app"
 )
 
-// drain is how long running programs may continue after SIGTERM. Clients kill a server after 5 seconds.
+// drain is how long running programs may continue after SIGTERM. Clients kill a server that has not
+// exited after 5 seconds.
 const drain = time.Second
 
 type serverCommand struct {
 	Host string `short:"H" default:"127.0.0.1" help:"Address to listen on."`
-	Port uint16 `short:"p" default:"2468" help:"Port to listen on. 0 is a free one, which the log has."`
+	Port uint16 `short:"p" default:"2468" help:"Port to listen on. 0 selects a free port and logs it."`
 
 	CORSAllowOrigin      []string `name:"cors-allow-origin" short:"O" sep:"none" placeholder:"ORIGIN" help:"Origin whose web pages may call this server. Repeatable."`
-	CORSAllowMethod      []string `name:"cors-allow-method" short:"M" sep:"none" placeholder:"METHOD" help:"Method that they may use. Repeatable. Default: all."`
-	CORSAllowHeader      []string `name:"cors-allow-header" short:"A" sep:"none" placeholder:"HEADER" help:"Header that they may send. Repeatable. Default: all."`
-	CORSAllowCredentials bool     `name:"cors-allow-credentials" short:"C" help:"Let them send credentials."`
+	CORSAllowMethod      []string `name:"cors-allow-method" short:"M" sep:"none" placeholder:"METHOD" help:"Method that these web pages may use. Repeatable. Default: all."`
+	CORSAllowHeader      []string `name:"cors-allow-header" short:"A" sep:"none" placeholder:"HEADER" help:"Header that these web pages may send. Repeatable. Default: all."`
+	CORSAllowCredentials bool     `name:"cors-allow-credentials" short:"C" help:"Let these web pages send credentials."`
 
 	NoTelemetry bool   `help:"Does nothing: this program sends no telemetry."`
 	LogToFile   bool   `help:"Write the log to a file in $$SANDBOX_AGENT_LOG_DIR, or in sandbox-agent/logs of the user's data directory."`
-	Data        string `name:"data" env:"SANDBOX_AGENT_DATA_DIR" placeholder:"DIR" help:"Directory for sessions, which a later server with it continues. Default: a temporary one, so that sessions end with the server."`
+	Data        string `name:"data" env:"SANDBOX_AGENT_DATA_DIR" placeholder:"DIR" help:"Directory for sessions. A later server with the same directory continues them. Default: a temporary directory, so sessions end with the server."`
 }
 
 func (*serverCommand) Help() string {
-	return `Give a token, or --no-token if everyone who reaches the address may use the server.
+	return `Give a token. With --no-token, everyone who can reach the address can use the server.
 
-Further settings are the variables of bullpen serve, such as BULLPEN_AGENT_MOCK_DELAY and BULLPEN_LOG_LEVEL.`
+The environment variables of bullpen serve apply, such as BULLPEN_AGENT_MOCK_DELAY and BULLPEN_LOG_LEVEL.`
 }
 
 // Run serves until ctx is done.
@@ -47,11 +48,11 @@ func (c *serverCommand) Run(ctx context.Context, a *access) error {
 		if err != nil {
 			return err
 		}
-		defer log.Close() //nolint:errcheck // the log has each line already
+		defer log.Close() //nolint:errcheck // each line is written already
 		os.Stderr = log
 	}
 	if a.NoToken && !loopback(c.Host) {
-		_, _ = fmt.Fprintf(os.Stderr, "sandbox-agent: everyone who reaches %s can use this server: it needs no token\n",
+		_, _ = fmt.Fprintf(os.Stderr, "sandbox-agent: without a token, everyone who can reach %s can use this server\n",
 			c.Host)
 	}
 	if c.Data == "" {
@@ -62,7 +63,7 @@ func (c *serverCommand) Run(ctx context.Context, a *access) error {
 		defer os.RemoveAll(dir) //nolint:errcheck // it is temporary
 		c.Data = dir
 	}
-	// Each of these overrides a variable that may be meant for another server.
+	// These flags override environment variables, which may be meant for another server.
 	cfg, err := app.ParseConfig([]string{
 		"--listen", net.JoinHostPort(c.Host, strconv.Itoa(int(c.Port))), "--data", c.Data, "--drain", drain.String(),
 		"--roles", "gateway,worker,scheduler,webhook", "--nats", "",
@@ -81,7 +82,7 @@ func (c *serverCommand) Run(ctx context.Context, a *access) error {
 	})
 }
 
-// openLog opens the log of today.
+// openLog opens today's log file.
 func openLog() (*os.File, error) {
 	dir := os.Getenv("SANDBOX_AGENT_LOG_DIR")
 	if dir == "" {

@@ -14,29 +14,28 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// Home has the files of a thread for a request. All errors are [*api.Error]. Paths are cleaned and
-// relative to the home. Links are not followed.
+// Home gives a request access to the files of a thread. All errors are [*api.Error]. Paths are
+// cleaned and relative to the home. Links are not followed.
 type Home struct {
 	a      *Agent
 	thread string
 }
 
-// Home returns the files of a thread of the organisation. The thread need not exist.
+// Home returns the files of a thread of the request's organisation. The thread need not exist.
 func (a *Agent) Home(thread string) *Home { return &Home{a, thread} }
 
 // HomePath returns the path of homes in sandboxes.
 func (a *Agent) HomePath() string { return a.m.Opener.Home }
 
-// CheckCaller returns an error if the API key of the request has become invalid since the request
-// began.
+// CheckCaller returns an error if the request's API key has become invalid since the request began.
 func (a *Agent) CheckCaller() error { return a.public(a.m.CheckCaller(a.r)) }
 
-// UntilDrain returns a context that ends when the server begins to shut down.
+// UntilDrain returns a context that is cancelled when the server begins to shut down.
 func (a *Agent) UntilDrain(ctx context.Context) (context.Context, context.CancelFunc) {
 	return a.m.UntilDrain(ctx)
 }
 
-// ReleaseMemory releases the memory of the body and of what was read from the store.
+// ReleaseMemory releases the memory reserved for the body and for reads from the store.
 func (a *Agent) ReleaseMemory() {
 	a.m.ReleaseReads(a.i)
 	a.m.Shrink(a.i, web.RequestCost)
@@ -59,7 +58,7 @@ func (h *Home) open(ctx context.Context, use func(*filestore.Store) error) error
 	return h.a.public(use(files))
 }
 
-// change calls change during a transfer. A change completes even if the client leaves.
+// change calls change within a transfer. A change completes even if the client disconnects.
 func (h *Home) change(ctx context.Context, change func(context.Context, *filestore.Store) error) error {
 	return h.open(ctx, func(files *filestore.Store) error {
 		end, err := files.Begin(ctx)
@@ -73,21 +72,21 @@ func (h *Home) change(ctx context.Context, change func(context.Context, *filesto
 	})
 }
 
-// List calls each for the entries of a directory. The code of its error is [api.CodeNotFound] if
-// there is no such directory; a thread that does not exist has all, and all are empty.
+// List calls each for the entries of a directory. Its error has the code [api.CodeNotFound] if
+// there is no such directory. In a thread that does not exist, every directory exists and is empty.
 func (h *Home) List(ctx context.Context, dir string, each func(proto.File) error) error {
-	var ours error
+	var eachErr error
 	err := h.a.m.Homes.List(ctx, h.a.org(), h.thread, dir, false, func(f proto.File) error {
-		ours = each(f)
-		return ours
+		eachErr = each(f)
+		return eachErr
 	})
-	if ours != nil {
-		return ours
+	if eachErr != nil {
+		return eachErr
 	}
 	return h.a.public(err)
 }
 
-// Open opens a file. A reader of its content is a transfer until it is closed.
+// Open opens a file. Each reader of its content counts as a transfer until it is closed.
 func (h *Home) Open(ctx context.Context, name string) (content *proto.FileContent, err error) {
 	err = h.open(ctx, func(files *filestore.Store) error {
 		if content, err = files.Open(ctx, name); err != nil {
@@ -129,12 +128,12 @@ func (h *Home) putBody(w http.ResponseWriter, name string) (size int64, err erro
 	if err := a.m.Keys.CheckQuota(ctx, a.org(), proto.QuotaStored); err != nil {
 		return 0, err
 	}
-	most, err := a.m.Opener.HomeLimit(ctx, &a.i.Key)
+	limit, err := a.m.Opener.HomeLimit(ctx, &a.i.Key)
 	if err != nil {
 		return 0, err
 	}
-	if size = r.ContentLength; size > most.Bytes {
-		return 0, web.BodyTooLarge(most.Bytes)
+	if size = r.ContentLength; size > limit.Bytes {
+		return 0, web.BodyTooLarge(limit.Bytes)
 	}
 	return size, h.open(ctx, func(files *filestore.Store) error {
 		done, err := files.BeginUpload(ctx, max(size, web.SmallOutput))
@@ -142,7 +141,7 @@ func (h *Home) putBody(w http.ResponseWriter, name string) (size int64, err erro
 			return err
 		}
 		defer done()
-		long := r.LongBody(r.Body, most.Bytes)
+		long := r.LongBody(r.Body, limit.Bytes)
 		defer long.ClearDeadline()
 		var body io.Reader = long
 		if size < 0 {
@@ -150,12 +149,12 @@ func (h *Home) putBody(w http.ResponseWriter, name string) (size int64, err erro
 			if err != nil {
 				return fmt.Errorf("spool an upload: %w", err)
 			}
-			defer func() { _ = spool.Close() }() // it is removed
-			if size, err = io.Copy(spool, io.LimitReader(long, most.Bytes+1)); err != nil {
+			defer func() { _ = spool.Close() }() // Close removes the file
+			if size, err = io.Copy(spool, io.LimitReader(long, limit.Bytes+1)); err != nil {
 				return formError(err)
 			}
-			if size > most.Bytes {
-				return web.BodyTooLarge(most.Bytes)
+			if size > limit.Bytes {
+				return web.BodyTooLarge(limit.Bytes)
 			}
 			if _, err := spool.Seek(0, io.SeekStart); err != nil {
 				return fmt.Errorf("spool an upload: %w", err)
@@ -171,21 +170,20 @@ func (h *Home) MakeDirectory(ctx context.Context, dir string) error {
 	err := h.a.AllowStored(ctx, false)
 	if err == nil {
 		err = h.change(ctx, func(ctx context.Context, _ *filestore.Store) error {
-			most, err := h.a.m.Opener.HomeLimit(ctx, &h.a.i.Key)
+			limit, err := h.a.m.Opener.HomeLimit(ctx, &h.a.i.Key)
 			if err != nil {
 				return err
 			}
 			_, err = h.a.m.Versions.Unpack(ctx, h.a.org(), h.thread, dir,
-				h.a.m.Opener.Tar(h.a.i, bytes.NewReader(emptyTar[:]), most))
+				h.a.m.Opener.Tar(h.a.i, bytes.NewReader(emptyTar[:]), limit))
 			return err
 		})
 	}
 	return h.a.public(err)
 }
 
-// UnpackBody unpacks a tar, the body of the request, below a directory, which it creates if
-// necessary. It calls each with the paths of the entries, relative to the directory and as the tar
-// has them.
+// UnpackBody unpacks the body of the request, a tar, into a directory. It creates the directory if
+// necessary. It calls each with the path of every entry as in the tar, relative to the directory.
 func (h *Home) UnpackBody(w http.ResponseWriter, dir string, each func(path string)) error {
 	err := h.unpackBody(w, dir, each)
 	if err != nil {
@@ -199,11 +197,11 @@ func (h *Home) unpackBody(w http.ResponseWriter, dir string, each func(path stri
 	if err := a.m.Keys.CheckQuota(r.Context(), a.org(), proto.QuotaStored); err != nil {
 		return err
 	}
-	most, err := a.m.Opener.HomeLimit(r.Context(), &a.i.Key)
+	limit, err := a.m.Opener.HomeLimit(r.Context(), &a.i.Key)
 	if err != nil {
 		return err
 	}
-	done, err := a.m.Opener.BeginUpload(r.Context(), a.org(), most.Bytes)
+	done, err := a.m.Opener.BeginUpload(r.Context(), a.org(), limit.Bytes)
 	if err != nil {
 		return err
 	}
@@ -217,14 +215,14 @@ func (h *Home) unpackBody(w http.ResponseWriter, dir string, each func(path stri
 		return err
 	}
 	defer end()
-	upload := a.m.Opener.Tar(a.i, turn.Plain(body), most)
+	upload := a.m.Opener.Tar(a.i, turn.Plain(body), limit)
 	upload.Entry = each
 	_, err = a.m.Versions.Unpack(r.Context(), a.org(), h.thread, dir, upload)
 	return err
 }
 
-// Delete deletes what is at a path: a directory that is not empty only with recursive. The code of
-// its error is [api.CodeNotFound] if there is nothing.
+// Delete deletes the file or directory at a path. A directory that is not empty needs recursive.
+// Its error has the code [api.CodeNotFound] if there is nothing at the path.
 func (h *Home) Delete(ctx context.Context, name string, recursive bool) error {
 	return h.change(ctx, func(ctx context.Context, files *filestore.Store) error {
 		_, err := files.Remove(ctx, name, recursive)
@@ -232,9 +230,9 @@ func (h *Home) Delete(ctx context.Context, name string, recursive bool) error {
 	})
 }
 
-// Move renames what is at a path, and creates the parents of the new one. The code of its error is
-// [api.CodeNotFound] if there is nothing at the old path, and [api.CodeConflict] if there is
-// something at the new.
+// Move renames a file or directory. It creates the parents of the new path. Its error has the code
+// [api.CodeNotFound] if there is nothing at the old path, and [api.CodeConflict] if the new path
+// exists.
 func (h *Home) Move(ctx context.Context, from, to string) error {
 	return h.change(ctx, func(ctx context.Context, files *filestore.Store) error {
 		_, err := files.Rename(ctx, from, to)
@@ -242,8 +240,8 @@ func (h *Home) Move(ctx context.Context, from, to string) error {
 	})
 }
 
-// Remove removes the thread with its files, if it exists. The code of its error is
-// [api.CodeConflict] while an execution uses it.
+// Remove removes the thread with its files, if it exists. Its error has the code [api.CodeConflict]
+// while an execution uses the thread.
 func (h *Home) Remove(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), web.VersionsTimeout)
 	defer cancel()

@@ -24,7 +24,8 @@ const (
 	headerTraffic = "E2b-Traffic-Access-Token"
 )
 
-// processPaths begins the paths of the guest's service that starts processes and streams their output.
+// processPaths is the path prefix of the guest's service that starts processes and streams their
+// output.
 const processPaths = "/process.Process/"
 
 // maxOpen is how many requests to a sandbox may be open at this gateway.
@@ -40,9 +41,10 @@ type Directory interface {
 	Find(ctx context.Context, org, id string) (proto.LiveSandbox, error)
 }
 
-// DataPlane passes the requests of E2B's clients on to sandboxes. It decides before any route is looked up
-// whether a request is for a sandbox, so that no path of a sandbox reaches a route of this server, and the
-// reverse. It recognises such a request by both routing headers, or by the host PORT-ID.DOMAIN.
+// DataPlane passes the requests of E2B's clients on to sandboxes. It decides before any route is
+// looked up whether a request is for a sandbox, so that no path of a sandbox reaches a route of
+// this server, and the reverse. It recognises such a request by both routing headers, or by the
+// host PORT-ID.DOMAIN.
 //
 // A sandbox is found by its id, which nobody can guess. That is not enough to use it:
 //   - The guest, which can do everything, needs the access token. Exceptions are its health, and files
@@ -51,8 +53,8 @@ type Directory interface {
 //     a log or a link, is no open proxy to whatever runs in it. Clients send the traffic token by
 //     themselves; browsers cannot. With public ports, the id suffices, as with E2B.
 //
-// The tokens and the API key are not passed on: programs in a sandbox are not to be trusted with them.
-// Signed URLs need a host with the sandbox's id, since they carry no header.
+// The tokens and the API key are not passed on: programs in a sandbox are not to be trusted with
+// them. Signed URLs need a host with the sandbox's id, since they carry no header.
 type DataPlane struct {
 	Core      *web.Core
 	Guests    Guests
@@ -109,7 +111,8 @@ func hostName(host string) string {
 // errRouting means that it is not clear for which sandbox or port a request is.
 var errRouting = errors.New("send one E2b-Sandbox-Id and one E2b-Sandbox-Port, from 1 to 65535, and no other host's")
 
-// route returns the sandbox and the port of a request. The sandbox's id has the form of one, or is invalid.
+// route returns the sandbox and the port of a request. The sandbox's id has the form of one, or is
+// invalid.
 func (d *DataPlane) route(r *http.Request) (id string, port int, err error) {
 	ports, ids := r.Header.Values(proto.HeaderSandboxPort), r.Header.Values(proto.HeaderSandboxID)
 	text, id, byHost := d.ofHost(r.Host)
@@ -175,9 +178,9 @@ func (d *DataPlane) serve(w http.ResponseWriter, r *http.Request) {
 	d.pass(w, r, &x, port)
 }
 
-// allowPages lets pages of all origins use the guest of a sandbox, as E2B's daemon does. Its token is in a
-// header, which only a page that knows it can send. It reports whether it has answered a preflight request, which
-// has no token.
+// allowPages lets web pages of all origins use the guest of a sandbox, like E2B's daemon. That is
+// safe, because requests need a token in a header. It reports whether the request was a preflight,
+// which it answers.
 func allowPages(w http.ResponseWriter, r *http.Request) bool {
 	h := w.Header()
 	h.Set("Access-Control-Allow-Origin", "*")
@@ -192,8 +195,8 @@ func allowPages(w http.ResponseWriter, r *http.Request) bool {
 	return true
 }
 
-// find returns a sandbox. Only a request with its token may have this read from the store, which costs
-// more than a look into memory.
+// find returns a sandbox. Only a request with its token may have this read from the store, which
+// costs more than a look into memory.
 func (d *DataPlane) find(ctx context.Context, id string, read bool) (x proto.LiveSandbox, err error) {
 	org := d.Directory.Org(id)
 	if org == "" && read {
@@ -265,7 +268,7 @@ func (d *DataPlane) pass(w http.ResponseWriter, r *http.Request, x *proto.LiveSa
 	to := sandboxes.Target{Org: x.Org, ID: x.ID, Path: r.URL.Path, RawPath: r.URL.RawPath, Port: port}
 	if port == proto.GuestPort {
 		to.Port = 0
-		// As with E2B, whose sandboxes end without telling what became of their processes.
+		// Like E2B's sandboxes, which end without reporting the end of their processes.
 		to.UntilStop = strings.HasPrefix(r.URL.Path, processPaths)
 		for _, name := range []string{"Connection", "Upgrade"} {
 			out.Header.Del(name)

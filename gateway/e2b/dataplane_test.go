@@ -239,8 +239,10 @@ func TestPagesUseTheGuest(t *testing.T) {
 	host := daemon + "-" + sandboxID + "." + domain
 	page := []string{"Host", host, "Origin", "https://page.example"}
 	preflight := h.do("OPTIONS", "/process.Process/Start", "", append(page,
-		"Access-Control-Request-Method", "POST", "Access-Control-Request-Headers", "x-access-token,connect-protocol-version")...)
-	if got := preflight.header; preflight.status != http.StatusNoContent || got.Get("Access-Control-Allow-Origin") != "*" ||
+		"Access-Control-Request-Method", "POST",
+		"Access-Control-Request-Headers", "x-access-token,connect-protocol-version")...)
+	if got := preflight.header; preflight.status != http.StatusNoContent ||
+		got.Get("Access-Control-Allow-Origin") != "*" ||
 		!strings.Contains(got.Get("Access-Control-Allow-Headers"), "x-access-token") {
 		t.Errorf("preflight: %d %v", preflight.status, got)
 	}

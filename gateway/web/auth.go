@@ -72,8 +72,8 @@ func (c *Core) keyOfHeader(r *http.Request) (*proto.Key, error) {
 	}
 }
 
-// CheckCaller returns an error if the API key of a request, which is not a session's, has become
-// invalid since the request began. It is for answers without an end.
+// CheckCaller returns an error if the API key of a request has become invalid since the request began.
+// It is for endless responses. It does not support requests of browser sessions.
 func (c *Core) CheckCaller(r *Request) error {
 	key, err := c.keyOfHeader(r.Request)
 	if err == nil {

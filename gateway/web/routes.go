@@ -158,7 +158,7 @@ func (c *Core) UntilLeave(ctx context.Context) (context.Context, context.CancelF
 	}
 }
 
-// UntilDrain returns a context that ends at Drain. It is for answers without an end.
+// UntilDrain returns a context that Drain cancels. It is for endless responses.
 func (c *Core) UntilDrain(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancel(ctx)
 	if c.IsDraining() { // AfterFunc would not have called cancel yet

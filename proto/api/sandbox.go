@@ -64,14 +64,14 @@ type LiveSandbox struct {
 	StartedAt   Time                 `json:"started_at" doc:"Of the last start."`
 	ExpiresAt   Time                 `json:"expires_at" doc:"When its timeout passes, or passed."`
 	StoppedAt   *Time                `json:"stopped_at" doc:"When it stopped last; null while it is active."`
-	Acts        []SandboxAct         `json:"acts" doc:"Who created, extended, paused, resumed and deleted it: the first act and the last 19. Extensions in a row by one key are one act. Stops by themselves are no acts; reason tells them."`
+	Acts        []SandboxAct         `json:"acts" doc:"Who created, extended, paused, resumed and deleted it: the first act and the last 19. Consecutive extensions by one key are one act. Stops that no client requested are only in reason."`
 }
 
-// SandboxAct is what a client has done to a live sandbox.
+// SandboxAct is a client's action on a live sandbox.
 type SandboxAct struct {
 	Act       proto.SandboxActName `json:"act"`
 	KeyID     string               `json:"key_id" doc:"The API key or the member."`
-	RequestID string               `json:"request_id" doc:"As in the header X-Request-Id of the answer and in the server's log."`
+	RequestID string               `json:"request_id" doc:"As in the response header X-Request-Id and in the server's log."`
 	At        Time                 `json:"at"`
 }
 

@@ -12,10 +12,9 @@ type Worker struct {
 	Running   int    `json:"running" minimum:"0" doc:"Executions in its slots."`
 	Sandboxes int    `json:"sandboxes" minimum:"0" doc:"How many live sandboxes it runs at once, besides executions."`
 	// RunningSandboxes are those that it runs.
-	RunningSandboxes int `json:"running_sandboxes" minimum:"0" doc:"Live sandboxes that it runs."`
-	// SandboxMemory is the sum that the memory limits of live sandboxes may have.
-	SandboxMemory     int64             `json:"sandbox_memory" minimum:"0" doc:"Bytes up to which it takes live sandboxes by their memory limits, with its overcommit; 0 if it has no such limit or takes none."`
-	SandboxMemoryFree int64             `json:"sandbox_memory_free" minimum:"0" doc:"What is left of sandbox_memory. A sandbox with a higher memory limit does not start on it now."`
+	RunningSandboxes  int               `json:"running_sandboxes" minimum:"0" doc:"Live sandboxes that it runs."`
+	SandboxMemory     int64             `json:"sandbox_memory" minimum:"0" doc:"Maximum sum of the memory limits of its live sandboxes in bytes, including overcommit; 0 if there is no limit or it runs none."`
+	SandboxMemoryFree int64             `json:"sandbox_memory_free" minimum:"0" doc:"Unused part of sandbox_memory. A sandbox with a higher memory limit cannot start on this worker now."`
 	Draining          bool              `json:"draining" doc:"It finishes its executions and gets no others."`
 	Capabilities      []string          `json:"capabilities" doc:"What its sandboxes can have: language:NAME, images, architecture:NAME, network, disk, threads, secrets, mounts, volumes."`
 	Architecture      *string           `json:"architecture" enum:"amd64,arm64" doc:"Of its machine. It runs no programs in images of another one. null for a worker of an older version."`

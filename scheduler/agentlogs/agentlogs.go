@@ -1,8 +1,8 @@
-// Package agentlogs stores the logs of agents: those of runs, see package agentruns, and those of
-// sessions, see package agentsessions.
+// Package agentlogs stores the logs of agent runs, see package agentruns, and of agent sessions,
+// see package agentsessions.
 //
-// Appending a message requires that a given message is the last, so only one of two processes that
-// continue a log succeeds.
+// Appends are compare-and-set on the number of the last message. If two processes append to a log
+// at the same time, only one succeeds.
 package agentlogs
 
 import (
@@ -21,7 +21,8 @@ import (
 )
 
 const (
-	// pollEvery is how often a follower looks for the next message, in case a notification was lost.
+	// pollEvery is how often a follower polls for the next message, in case a notification was
+	// lost.
 	pollEvery     = 5 * time.Second
 	liveMessages  = 64      // buffered per follower; it reads the others from the stream
 	maxLive       = 4 << 10 // bytes of a buffered message; larger ones are read from the stream, too
@@ -33,13 +34,13 @@ type Logs struct{ Store *store.Store }
 
 func missing(id string) error { return fmt.Errorf("log %s: %w", id, proto.ErrNotFound) }
 
-// Append adds a message to a log after message number after, 0 for an empty log, and returns its number.
-// It returns [proto.ErrConflict] if another message is the last.
+// Append adds a message to a log after message number after, and returns the new number. after is 0
+// for an empty log. Append returns [proto.ErrConflict] if message number after is not the last.
 func (l *Logs) Append(ctx context.Context, org, id string, after uint64, message []byte) (at uint64, err error) {
 	return l.append(ctx, org, id, after, message, nats.Header{})
 }
 
-// AppendTurn is Append for a message with which a turn ended, which counts as usage of an API key.
+// AppendTurn is Append for the message that ends a turn. The turn counts as usage of an API key.
 func (l *Logs) AppendTurn(
 	ctx context.Context, org, id string, after uint64, message []byte, key string,
 ) (at uint64, err error) {
@@ -56,7 +57,8 @@ func (l *Logs) append(
 	return at, err
 }
 
-// Last returns the last message of a log and its number, or [proto.ErrNotFound].
+// Last returns the last message of a log and its number. It returns [proto.ErrNotFound] if there is
+// none.
 func (l *Logs) Last(ctx context.Context, org, id string) (message []byte, at uint64, err error) {
 	m, err := l.Store.AgentLogs.Last(ctx, store.AgentLogSubject(org, id))
 	if store.IsNotFound(err) {
@@ -69,8 +71,8 @@ func (l *Logs) Last(ctx context.Context, org, id string) (message []byte, at uin
 }
 
 // Next returns the first message of a log with a number greater than after, and its number. The
-// message is nil if there is none. Next returns [proto.ErrNotFound] if message number after, unless that is 0, is
-// gone: the log was removed or has expired.
+// message is nil if there is none. If after is not 0 and that message is gone, because the log was
+// removed or has expired, Next returns [proto.ErrNotFound].
 func (l *Logs) Next(ctx context.Context, org, id string, after uint64) (message []byte, at uint64, err error) {
 	m, err := l.Store.AgentLogs.Next(ctx, after+1, store.AgentLogSubject(org, id))
 	if store.IsNotFound(err) && after == 0 {
@@ -88,8 +90,8 @@ func (l *Logs) Next(ctx context.Context, org, id string, after uint64) (message 
 	return m.Data, m.Seq, nil
 }
 
-// Watch returns a channel that receives a value after a message was stored in a log, and from time
-// to time. stop ends that.
+// Watch returns a channel that receives a value after a message is stored in a log, and every
+// pollEvery. The caller calls stop to end the watch.
 func (l *Logs) Watch(org, id string) (added <-chan struct{}, stop func(), err error) {
 	c, done := make(chan struct{}, 1), make(chan struct{})
 	notify := func() {
@@ -143,18 +145,19 @@ func (l *Logs) Follow(org, id string) (*Follower, error) {
 type Follower struct {
 	logs    *Logs
 	org, id string
-	live    chan *nats.Msg // as the server repeats them once they are stored
+	live    chan *nats.Msg // messages that NATS republishes once they are stored
 	sub     *nats.Subscription
-	current bool // the messages after the last one are in live, or have been dropped from it
-	full    bool // live was full, so later messages may have been dropped without a sign
+	current bool // whether all further messages arrive in live, or were dropped from it
+	full    bool // whether live was full, so that messages may have been dropped
 	poll    time.Duration
 }
 
-// Close ends the follower.
+// Close releases the follower.
 func (f *Follower) Close() { _ = f.sub.Unsubscribe() }
 
-// Next returns the first message with a number greater than after, and its number, once there is one.
-// It returns [proto.ErrNotFound] if message number after, unless that is 0, is gone and there is no further one.
+// Next blocks until there is a message with a number greater than after, and returns the first one
+// and its number. If after is not 0, that message is gone and there is no later one, Next returns
+// [proto.ErrNotFound].
 func (f *Follower) Next(ctx context.Context, after uint64) (message []byte, at uint64, err error) {
 	for {
 		if !f.current {
@@ -190,7 +193,7 @@ func (f *Follower) Next(ctx context.Context, after uint64) (message []byte, at u
 	}
 }
 
-// number returns the number in a header of a repeated message, 0 for none.
+// number returns the number in a header of a republished message; 0 for none.
 func number(m *nats.Msg, header string) uint64 {
 	n, err := strconv.ParseUint(m.Header.Get(header), 10, 64)
 	if err != nil {
@@ -234,7 +237,8 @@ func (l *Logs) Remove(ctx context.Context, org, id string) error {
 		}
 		from = m.Seq + 1
 	}
-	// A message without its body would be worse than a body without its message.
+	// Purge first: a body without its message is only garbage, a message without its body is an
+	// error.
 	if err := l.Store.AgentLogs.PurgeSubject(ctx, subject); err != nil {
 		return err
 	}

@@ -1,5 +1,5 @@
-// Package agentsessions stores sessions of coding agents: a record in a bucket, and a log. Package
-// agent/sessions defines the log.
+// Package agentsessions stores sessions of coding agents. A session is a record in a bucket and a
+// log. Package agent/sessions defines the content of the log.
 package agentsessions
 
 import (
@@ -15,15 +15,15 @@ import (
 )
 
 const (
-	// maxRunning and maxRunningOrg limit the sessions with work that are driven at once: in total, and
-	// per organisation. Others wait.
+	// maxRunning and maxRunningOrg bound the sessions that are driven at the same time, in total
+	// and per organisation. Other sessions with work wait.
 	maxRunning    = 4096
 	maxRunningOrg = proto.MaxAgentSessions
 	retryAfter    = 5 * time.Second
 	conflictPause = 200 * time.Millisecond
 )
 
-// Sessions stores sessions. Run must be running for changes to be seen.
+// Sessions stores sessions. Changes by other gateways are visible only while Run is running.
 type Sessions struct {
 	agentlogs.Logs
 
@@ -31,7 +31,7 @@ type Sessions struct {
 	queue  engine.Queue[proto.AgentSession]
 }
 
-// Open reads all records.
+// Open opens the store and reads all records.
 func Open(ctx context.Context, st *store.Store, log *slog.Logger) (*Sessions, error) {
 	s := &Sessions{Logs: agentlogs.Logs{Store: st}}
 	var err error
@@ -49,7 +49,7 @@ func Open(ctx context.Context, st *store.Store, log *slog.Logger) (*Sessions, er
 	return s, err
 }
 
-// checkLimit returns a [*proto.QuotaError] if others leave no room for a session.
+// checkLimit returns a [*proto.QuotaError] if an organisation already has too many sessions.
 func checkLimit(_ *proto.AgentSession, others []*proto.AgentSession) error {
 	if len(others) >= proto.MaxAgentSessions {
 		return &proto.QuotaError{What: "agent sessions", Limit: proto.MaxAgentSessions}
@@ -62,13 +62,13 @@ func (s *Sessions) Run(ctx context.Context) error { return s.stored.Run(ctx) }
 
 func keyOf(org, id string) string { return org + "." + proto.AgentSessionKey(id) }
 
-// Create stores a new session. It returns [proto.ErrExists] if there is one with its id, and a
-// [*proto.QuotaError] if the organisation has too many.
+// Create stores a new session. It returns [proto.ErrExists] if the id is in use, and a
+// [*proto.QuotaError] if the organisation has too many sessions.
 func (s *Sessions) Create(ctx context.Context, x *proto.AgentSession) error {
 	return s.stored.Create(ctx, keyOf(x.Org, x.ID), x)
 }
 
-// Find returns a session, or [proto.ErrNotFound].
+// Find returns a session. It returns [proto.ErrNotFound] if there is none.
 func (s *Sessions) Find(ctx context.Context, org, id string) (proto.AgentSession, error) {
 	return s.stored.Find(ctx, keyOf(org, id))
 }
@@ -76,16 +76,16 @@ func (s *Sessions) Find(ctx context.Context, org, id string) (proto.AgentSession
 // List returns the sessions of an organisation, the newest first.
 func (s *Sessions) List(org string) []proto.AgentSession { return s.stored.List(org) }
 
-// Change changes a session, and returns it. It returns [proto.ErrNotFound] if there is none, and the
-// errors of change, which may be called again.
+// Change applies change to a session and returns the session. It may call change repeatedly, and
+// returns its error. It returns [proto.ErrNotFound] if there is no such session.
 func (s *Sessions) Change(
 	ctx context.Context, org, id string, change func(*proto.AgentSession) error,
 ) (proto.AgentSession, error) {
 	return s.stored.Change(ctx, keyOf(org, id), change)
 }
 
-// Activate stores that a session has work for a runner. It returns [proto.ErrNotFound] if there is no
-// such session.
+// Activate marks a session as having work for a runner. It returns [proto.ErrNotFound] if there is
+// no such session.
 func (s *Sessions) Activate(ctx context.Context, org, id string) error {
 	_, err := s.stored.Change(ctx, keyOf(org, id), func(x *proto.AgentSession) error {
 		x.Active, x.UpdatedAt = true, time.Now().UTC()
@@ -94,8 +94,8 @@ func (s *Sessions) Activate(ctx context.Context, org, id string) error {
 	return err
 }
 
-// Deactivate stores that a session has no work, and that webhooks of events up to a sequence number were
-// created. It is no error if the session was removed.
+// Deactivate marks a session as having no work, and stores that the webhooks of events up to
+// sequence number notified exist. It returns nil if the session was removed.
 func (s *Sessions) Deactivate(ctx context.Context, org, id string, notified int64) error {
 	_, err := s.stored.Change(ctx, keyOf(org, id), func(x *proto.AgentSession) error {
 		x.Active, x.Notified = false, max(x.Notified, notified)
@@ -109,7 +109,8 @@ func (s *Sessions) Deactivate(ctx context.Context, org, id string, notified int6
 
 // Remove removes a session with its log. It returns [proto.ErrNotFound] if there is none.
 func (s *Sessions) Remove(ctx context.Context, org, id string) error {
-	// A record without a log can be removed again, and a log without a record could not.
+	// Remove the log first: a record without a log can still be removed, a log without a record
+	// cannot.
 	if err := s.Logs.Remove(ctx, org, proto.AgentSessionKey(id)); err != nil {
 		return err
 	}
@@ -117,8 +118,8 @@ func (s *Sessions) Remove(ctx context.Context, org, id string) error {
 	return err
 }
 
-// Engine returns an engine that carries out sessions with work in a process with this name, and removes
-// those that were not used for the time of retention.
+// Engine returns an engine that calls carryOut for sessions with work, and removes sessions that
+// were unused for the retention time. instance is the name of the process.
 func (s *Sessions) Engine(
 	carryOut func(context.Context, proto.AgentSession) error, retention time.Duration, instance string, log *slog.Logger,
 ) *engine.Engine[proto.AgentSession] {
@@ -138,7 +139,7 @@ func (s *Sessions) Engine(
 			if !errors.Is(err, proto.ErrConflict) {
 				return err
 			}
-			select { // another process still drives it
+			select { // another process still drives the session
 			case <-ctx.Done():
 			case <-time.After(conflictPause):
 			}
@@ -154,13 +155,13 @@ func (s *Sessions) Engine(
 	}
 }
 
-// errRemoved ends the work of a session that was removed.
+// errRemoved interrupts the work of a removed session.
 var errRemoved = errors.New("the session was removed")
 
-// errUsed means that a session was used meanwhile.
+// errUsed is returned if a session was used before it could expire.
 var errUsed = errors.New("the session was used")
 
-// expire removes a session that was not used for the time of retention.
+// expire removes a session that was unused for the retention time.
 func (s *Sessions) expire(ctx context.Context, x *proto.AgentSession, retention time.Duration) error {
 	_, err := s.stored.Remove(ctx, keyOf(x.Org, x.ID), func(now *proto.AgentSession) error {
 		if now.Active || time.Since(now.UpdatedAt) < retention {

@@ -12,12 +12,13 @@ import (
 	"github.com/bullpen-run/bullpen/scheduler/store"
 )
 
-// Configs stores configurations of tools. Run must be running for changes to be seen.
+// Configs stores the tool configurations of directories. Changes by other gateways are visible only
+// while Run is running.
 type Configs struct {
 	stored *store.Collection[proto.AgentConfig]
 }
 
-// OpenConfigs reads all configurations.
+// OpenConfigs opens the store and reads all configurations.
 func OpenConfigs(ctx context.Context, st *store.Store, log *slog.Logger) (*Configs, error) {
 	stored, err := store.OpenCollection(ctx, store.CollectionConfig[proto.AgentConfig]{
 		Store: st, Bucket: st.AgentSessions, Keys: "config.*.*", Name: "configurations of agents' tools",
@@ -41,14 +42,15 @@ func configKey(org string, kind proto.AgentConfigKind, directory, name string) s
 	return "config." + org + "." + hex.EncodeToString(sum[:16])
 }
 
-// PutConfig stores a configuration. It returns a [*proto.QuotaError] if the organisation has too many.
+// PutConfig stores a configuration. It returns a [*proto.QuotaError] if the organisation has too many
+// configurations.
 func (c *Configs) PutConfig(ctx context.Context, x *proto.AgentConfig) error {
 	_, err := c.stored.Update(ctx, configKey(x.Org, x.Kind, x.Directory, x.Name),
 		func(*proto.AgentConfig) (*proto.AgentConfig, error) { return x, nil })
 	return err
 }
 
-// Config returns a configuration, or [proto.ErrNotFound].
+// Config returns a configuration. It returns [proto.ErrNotFound] if there is none.
 func (c *Configs) Config(
 	ctx context.Context, org string, kind proto.AgentConfigKind, directory, name string,
 ) (*proto.AgentConfig, error) {

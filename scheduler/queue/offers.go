@@ -61,8 +61,8 @@ type offer struct {
 	seen time.Time // when the last worker that has them took jobs
 }
 
-// missing returns what live workers lack for a job with the needs, or nil. memory is the memory limit of
-// a live sandbox, otherwise 0.
+// missing returns the needs of a job that no live worker meets, or nil. memory is the memory limit
+// of a live sandbox, otherwise 0.
 func (o *Offers) missing(needs []string, memory int64, now time.Time) *proto.Missing {
 	var live, large, expected [][]string
 	for _, w := range o.Workers {
@@ -94,8 +94,8 @@ func (o *Offers) missing(needs []string, memory int64, now time.Time) *proto.Mis
 	}
 }
 
-// hasMemory reports whether a live sandbox with a memory limit may be the only one where that much memory
-// is available, 0 for no limit.
+// hasMemory reports whether an otherwise empty worker has room for a live sandbox with a memory
+// limit. available is 0 if there is no limit.
 func hasMemory(available, limit int64) bool { return available == 0 || limit <= available }
 
 // missingMessage names what is missing and who can provide it.

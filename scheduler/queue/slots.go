@@ -24,7 +24,7 @@ type Slots struct {
 	Pool         string // a name that [ValidPool] accepts, or empty for [proto.DefaultPool]
 	Total        int    // slots
 	Live         bool   // the slots are for live sandboxes, see [LiveWorker]
-	Memory       int64  // bytes that the memory limits of live sandboxes may sum up to; 0 for no limit
+	Memory       int64  // maximum sum of the memory limits of live sandboxes, in bytes; 0 for no limit
 	Capabilities []string
 	Ended        func(*proto.Record) // called as Queue.Ended is
 	Started      func(*proto.Record) // if not nil, is called with the record of each claim, concurrently

@@ -28,12 +28,13 @@ type announcement struct {
 	Live         bool     `json:"live,omitempty"` // the slots are for live sandboxes
 	Capabilities []string `json:"capabilities"`   // of each slot
 	Free         []uint64 `json:"free"`           // tickets, one per free slot, each used once
-	// Memory is the sum in bytes up to which the worker takes the memory limits of live sandboxes, 0 for
-	// no limit. FreeMemory is what those that it holds leave of it.
+	// Memory is the maximum sum of the memory limits of live sandboxes, in bytes; 0 for no limit.
+	// FreeMemory is the part that the worker's current sandboxes leave.
 	Memory     int64           `json:"memory,omitempty"`
 	FreeMemory int64           `json:"free_memory,omitempty"`
 	Held       []proto.TraceID `json:"held"` // jobs assigned or running
-	// Dropped holds jobs that were assigned with a stale ticket, or that the worker has no memory for.
+	// Dropped holds jobs that were assigned with a stale ticket, or that the worker has no memory
+	// for.
 	Dropped []proto.TraceID `json:"dropped,omitempty"`
 	Gone    bool            `json:"gone"` // the worker stops
 	// Draining workers announce no free slots.

@@ -328,8 +328,8 @@ var table = []row{
 		},
 	},
 	{
-		name: "bullpen_agent_sessions", holds: "sessions of coding agents, without what happened in them, and the tools " +
-			"that are configured for them",
+		name: "bullpen_agent_sessions", holds: "records of agent sessions, whose events are in `BULLPEN_AGENT_LOGS`, and " +
+			"the tools that are configured for them",
 		bucket:    func(s *Store) *jetstream.KeyValue { return &s.AgentSessions },
 		retention: untilRemoved, markerTTL: WebhookMarkerTTL, backup: true,
 		ofOrg:  &orgKeys{"agent sessions", []string{"%s.*", "config.%s.*"}},

@@ -20,15 +20,15 @@ const (
 	maxIdleConns    = 4
 	idleConnTimeout = 90 * time.Second
 	maxHeader       = 64 << 10 // bytes of the header of an answer
-	// maxOpen is how many requests to a sandbox may be open. Each has a connection to the gateway and one to
-	// the guest, of which all sandboxes of the worker share the most that there can be.
+	// maxOpen is how many requests to a sandbox may be open. Each has a connection to the gateway
+	// and one to the guest, of which all sandboxes of the worker share the most that there can be.
 	maxOpen = 512
 )
 
 // Handler serves gateways. A request names its sandbox in the header [proto.HeaderSandbox] and has
 // the sandbox's ticket in [proto.HeaderTicket]. The guest answers it, without these headers. With
-// [proto.HeaderUntilStop] the answer breaks off when the sandbox begins to stop. The path [proto.ExpiryPath] is
-// the worker's own: it sets when the sandbox expires.
+// [proto.HeaderUntilStop] the worker aborts the response when the sandbox begins to stop. The
+// worker itself serves the path [proto.ExpiryPath], which sets when the sandbox expires.
 func (s *Sandboxes) Handler() http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		x := s.get(r.Header.Get(proto.HeaderSandbox))
@@ -41,14 +41,14 @@ func (s *Sandboxes) Handler() http.Handler {
 			x.serveExpiry(w, r)
 			return
 		}
-		var cut context.CancelCauseFunc
+		var abort context.CancelCauseFunc
 		if r.Header.Get(proto.HeaderUntilStop) != "" {
 			var ctx context.Context
-			ctx, cut = context.WithCancelCause(r.Context())
-			defer cut(nil)
+			ctx, abort = context.WithCancelCause(r.Context())
+			defer abort(nil)
 			r = r.WithContext(ctx)
 		}
-		done, err := x.use(r, cut)
+		done, err := x.beginRequest(r, abort)
 		switch {
 		case errors.Is(err, errStopped):
 			w.WriteHeader(proto.StatusNoSandbox)
@@ -58,8 +58,8 @@ func (s *Sandboxes) Handler() http.Handler {
 			return
 		}
 		defer done()
-		// A guest answers before the request has ended. Without this, the server would then close the body
-		// that the proxy still reads, and the proxy would cut the answer off.
+		// A guest answers before the request has ended. Without this, the server would then close
+		// the body that the proxy still reads, and the proxy would cut the answer off.
 		if err := http.NewResponseController(w).EnableFullDuplex(); err != nil {
 			w.WriteHeader(http.StatusInternalServerError)
 			return
@@ -82,8 +82,9 @@ func refuseMore(w http.ResponseWriter) {
 	_, _ = fmt.Fprintf(w, `{"code":429,"message":"too many requests to this sandbox are open (%d)"}`+"\n", maxOpen)
 }
 
-// closeConnection has the server close the connection after the answer, without reading the rest of the
-// request. Whoever reaches the port could otherwise keep connections open by bodies that never end.
+// closeConnection has the server close the connection after the answer, without reading the rest of
+// the request. Whoever reaches the port could otherwise keep connections open by bodies that never
+// end.
 func closeConnection(w http.ResponseWriter) {
 	w.Header().Set("Connection", "close")
 	_ = http.NewResponseController(w).SetReadDeadline(time.Now())
@@ -127,8 +128,8 @@ func newProxy(x *Sandbox) http.Handler {
 			if r.StatusCode == proto.StatusNoSandbox { // only the worker says so
 				r.StatusCode = http.StatusBadGateway
 			}
-			if r.StatusCode != http.StatusSwitchingProtocols { // whose body is the connection
-				r.Body = &cutBody{r.Body, r.Request.Context()}
+			if r.StatusCode != http.StatusSwitchingProtocols { // its body must remain the connection
+				r.Body = &abortableBody{r.Body, r.Request.Context()}
 			}
 			return nil
 		},
@@ -142,13 +143,14 @@ func newProxy(x *Sandbox) http.Handler {
 	}
 }
 
-// cutBody is the body of an answer, which breaks off when ctx is done, even if more has arrived.
-type cutBody struct {
+// abortableBody is the body of a response. Reads fail once ctx is done, even if more data has
+// arrived.
+type abortableBody struct {
 	io.ReadCloser
 	ctx context.Context
 }
 
-func (b *cutBody) Read(p []byte) (int, error) {
+func (b *abortableBody) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
 	if b.ctx.Err() != nil {
 		return 0, context.Cause(b.ctx)

@@ -14,14 +14,14 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// heartbeat is memory that the worker writes the time to every [proto.HeartbeatEvery], in
-// nanoseconds of the monotonic clock, and that all its guests can read. A guest whose worker is
-// frozen ends itself, before the sandbox may start elsewhere.
+// heartbeat is a page of memory that all guests of a worker can read. Every [proto.HeartbeatEvery],
+// the worker writes the monotonic time in nanoseconds to it. A guest whose worker is frozen ends
+// itself before the sandbox may start elsewhere.
 type heartbeat struct {
 	file    *os.File // read-only
 	memory  []byte
 	stop    chan struct{}
-	beating sync.WaitGroup
+	running sync.WaitGroup
 }
 
 // startHeartbeat creates the memory and writes to it until close is called.
@@ -31,11 +31,11 @@ func startHeartbeat() (*heartbeat, error) {
 		return nil, fmt.Errorf("create the heartbeat of the worker: %w", err)
 	}
 	h.beat()
-	h.beating.Go(h.run)
+	h.running.Go(h.run)
 	return h, nil
 }
 
-// create creates the memory, which can be written through this mapping alone.
+// create creates the memory. Only this mapping can write to it.
 func (h *heartbeat) create() error {
 	fd, err := unix.MemfdCreate("heartbeat", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
 	if err != nil {
@@ -73,7 +73,7 @@ func (h *heartbeat) run() {
 	}
 }
 
-// beat writes the time. It writes nothing if there is no clock.
+// beat writes the time. It writes nothing if the clock cannot be read.
 func (h *heartbeat) beat() {
 	var now unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err == nil {
@@ -84,6 +84,6 @@ func (h *heartbeat) beat() {
 // close stops the heartbeat.
 func (h *heartbeat) close() error {
 	close(h.stop)
-	h.beating.Wait()
+	h.running.Wait()
 	return errors.Join(h.file.Close(), unix.Munmap(h.memory))
 }

@@ -21,16 +21,16 @@ import (
 
 // Sandboxes are the live sandboxes of a worker. It is safe for concurrent use.
 type Sandboxes struct {
-	path    string   // of the directory of the sockets
-	dir     *os.File // the same
-	heart   *heartbeat
-	mu      sync.Mutex
-	byID    map[string]*Sandbox
-	drained bool
+	path      string   // of the directory of the sockets
+	dir       *os.File // the same
+	heartbeat *heartbeat
+	mu        sync.Mutex
+	byID      map[string]*Sandbox
+	drained   bool
 }
 
-// Open creates the directory of the sockets, which only this process uses. It removes what a process
-// that was killed has left there.
+// Open creates the directory of the sockets, which only this process uses. It removes what a
+// process that was killed has left there.
 func Open(path string) (*Sandboxes, error) {
 	err := os.RemoveAll(path)
 	if err == nil {
@@ -43,20 +43,20 @@ func Open(path string) (*Sandboxes, error) {
 	if err != nil {
 		return nil, fmt.Errorf("create a directory for the sockets of sandboxes: %w", err)
 	}
-	heart, err := startHeartbeat()
+	heartbeat, err := startHeartbeat()
 	if err != nil {
 		return nil, errors.Join(err, dir.Close(), os.RemoveAll(path))
 	}
-	return &Sandboxes{path: path, dir: dir, heart: heart, byID: map[string]*Sandbox{}}, nil
+	return &Sandboxes{path: path, dir: dir, heartbeat: heartbeat, byID: map[string]*Sandbox{}}, nil
 }
 
-// Close removes the directory of the sockets, and stops the heartbeat.
+// Close removes the directory of the sockets and stops the heartbeat.
 func (s *Sandboxes) Close() error {
-	return errors.Join(s.dir.Close(), os.RemoveAll(s.path), s.heart.close())
+	return errors.Join(s.dir.Close(), os.RemoveAll(s.path), s.heartbeat.close())
 }
 
-// socket returns the path of a sandbox's socket. Paths of sockets are limited to 108 bytes, which that
-// of the directory may exceed.
+// socket returns the path of a sandbox's socket. Paths of sockets are limited to 108 bytes, which
+// that of the directory may exceed.
 func (s *Sandboxes) socket(id string) string {
 	return fmt.Sprintf("/proc/self/fd/%d/%s", s.dir.Fd(), id)
 }
@@ -92,8 +92,8 @@ func (s *Sandboxes) Add(job *proto.Live) (*Sandbox, error) {
 		return nil, errors.Join(fmt.Errorf("listen for the guest of sandbox %s: %w", job.Sandbox, err), os.Remove(path))
 	}
 	x := &Sandbox{
-		Listener: file, Heartbeat: s.heart.file, sandboxes: s, job: *job, path: path, stopped: make(chan struct{}),
-		lastUse: time.Now(), cuts: map[*http.Request]context.CancelCauseFunc{},
+		Listener: file, Heartbeat: s.heartbeat.file, sandboxes: s, job: *job, path: path, stopped: make(chan struct{}),
+		lastUse: time.Now(), aborts: map[*http.Request]context.CancelCauseFunc{},
 		transport: &http.Transport{
 			DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 				return new(net.Dialer).DialContext(ctx, "unix", path)
@@ -137,7 +137,7 @@ const (
 
 // Sandbox is a live sandbox.
 type Sandbox struct {
-	// Listener is the socket on which its guest listens, and Heartbeat the worker's heartbeat, which
+	// Listener is the socket on which the guest listens. Heartbeat is the worker's heartbeat, which
 	// all guests share.
 	Listener, Heartbeat *os.File
 
@@ -153,7 +153,7 @@ type Sandbox struct {
 	why     Reason
 	stopped chan struct{}                             // closed when why is set
 	open    int                                       // requests
-	cuts    map[*http.Request]context.CancelCauseFunc // abort open requests that end when the sandbox stops
+	aborts  map[*http.Request]context.CancelCauseFunc // abort the open requests that end at a stop
 	lastUse time.Time                                 // when a request ended last
 }
 
@@ -182,18 +182,18 @@ func (x *Sandbox) remove() error {
 	return errors.Join(x.Listener.Close(), os.Remove(x.path))
 }
 
-// Cancel stops the sandbox as a client asks.
+// Cancel stops the sandbox at a client's request.
 func (x *Sandbox) Cancel() { x.stop(Cancelled) }
 
-// stop stops the sandbox, unless it is stopping. Nothing that happens afterwards in the sandbox reaches the
-// requests that end with it.
+// stop stops the sandbox, unless it is already stopping. It first aborts the requests that end at a
+// stop, so their clients see nothing that happens in the sandbox afterwards.
 func (x *Sandbox) stop(why Reason) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if x.why == NotStopped {
 		x.why = why
-		for _, cut := range x.cuts {
-			cut(errStopped)
+		for _, abort := range x.aborts {
+			abort(errStopped)
 		}
 		close(x.stopped)
 	}
@@ -229,9 +229,10 @@ var (
 	errTooMany = errors.New("too many requests are open")
 )
 
-// use notes that a request to the guest begins, and calls cut, unless that is nil, when the sandbox stops. The
-// caller calls done when the request has ended. The error is errStopped or errTooMany.
-func (x *Sandbox) use(r *http.Request, cut context.CancelCauseFunc) (done func(), err error) {
+// beginRequest registers a request to the guest. If abort is not nil, it is called when the sandbox
+// stops. The caller must call done when the request has ended. The error is errStopped or
+// errTooMany.
+func (x *Sandbox) beginRequest(r *http.Request, abort context.CancelCauseFunc) (done func(), err error) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	switch {
@@ -241,13 +242,13 @@ func (x *Sandbox) use(r *http.Request, cut context.CancelCauseFunc) (done func()
 		return nil, errTooMany
 	}
 	x.open++
-	if cut != nil {
-		x.cuts[r] = cut
+	if abort != nil {
+		x.aborts[r] = abort
 	}
 	return func() {
 		x.mu.Lock()
 		x.open--
-		delete(x.cuts, r)
+		delete(x.aborts, r)
 		x.lastUse = time.Now()
 		last := x.open == 0 && x.job.IdleTimeout > 0
 		x.mu.Unlock()

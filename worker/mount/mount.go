@@ -1,10 +1,11 @@
 // Package mount mounts storage connections into jails, below proto.MountsDir.
 //
-// A directory is an id-mapped bind mount: programs own what the owner of the directory owns. A volume
-// is mounted as the home of a thread is, by its caller. A bucket is a FUSE file system. The worker
-// mounts it and starts a process that serves it, see Serve and package objectfs. That process has a
-// uid of its own, no privileges, and limits on its memory and its disk space. It alone gets the
-// bucket's credentials, over a socket. It ends with the execution: killing it aborts the mount.
+// A directory is an id-mapped bind mount: programs own what the owner of the directory owns. A
+// volume is mounted as the home of a thread is, by its caller. A bucket is a FUSE file system. The
+// worker mounts it and starts a process that serves it, see Serve and package objectfs. That
+// process has a uid of its own, no privileges, and limits on its memory and its disk space. It
+// alone gets the bucket's credentials, over a socket. It ends with the execution: killing it aborts
+// the mount.
 package mount
 
 import (
@@ -50,8 +51,8 @@ type Config struct {
 	Maker *nsjail.Maker
 	// Roots are the directories that may contain connections of kind directory.
 	Roots []string
-	// SpoolDir is a directory on a disk, for files that programs are writing. SpoolBytes is the limit of
-	// each execution in bytes.
+	// SpoolDir is a directory on a disk, for files that programs are writing. SpoolBytes is the
+	// limit of each execution in bytes.
 	SpoolDir   string
 	SpoolBytes int64
 	// Command is the command that calls Serve, started from this process's own executable.
@@ -125,9 +126,9 @@ type Set struct {
 	steps   int // of mounting and starting, that are done
 }
 
-// Volume mounts a part of a volume for a user and a group: the directory that open opens below root,
-// the root of the volume. The mount is in no mount namespace. open may create directories, unless the
-// volume is read-only.
+// Volume mounts a part of a volume for a user and a group: the directory that open opens below
+// root, the root of the volume. The mount is in no mount namespace. open may create directories,
+// unless the volume is read-only.
 type Volume func(uid, gid int, open func(root int) (dir int, err error)) (*os.File, error)
 
 // Open starts what serves the mounts. It does not wait.
@@ -264,8 +265,8 @@ func (s *Set) Use(secrets map[string][]byte) error {
 // SetVolumes sets the volumes by the slugs of their mounts. It is called before Mount.
 func (s *Set) SetVolumes(volumes map[string]Volume) { s.volumes = volumes }
 
-// AllowAllUsers lets all users of the sandbox use the buckets, as far as the modes of files allow. Otherwise the
-// kernel refuses all but the program's. AllowAllUsers is called before Mount.
+// AllowAllUsers lets all users of the sandbox use the buckets, subject to the modes of files.
+// Otherwise only the program's user can. AllowAllUsers must be called before Mount.
 func (s *Set) AllowAllUsers() { s.allUsers = true }
 
 // Mount mounts everything; see jail.Data.
@@ -458,8 +459,8 @@ func openDevice() (*os.File, error) {
 	return os.NewFile(uintptr(fd), "/dev/fuse"), nil
 }
 
-// fuseMount returns a FUSE file system of the given user, in no mount namespace. Others can use it only if
-// allUsers is set.
+// fuseMount returns a FUSE file system of the given user, in no mount namespace. Other users can
+// use it only if allUsers is set.
 func fuseMount(device *os.File, m proto.Mount, uid, gid int, allUsers bool) (*os.File, error) {
 	fs, err := unix.Fsopen("fuse", unix.FSOPEN_CLOEXEC)
 	if err != nil {
@@ -547,8 +548,8 @@ func lookAtParts(open OpenBucket, mounts []servedMount) (p parts, err error) {
 // OpenBucket opens the part of a bucket that a mount has.
 type OpenBucket func(m proto.Mount, keys proto.S3Credentials) (objectfs.Objects, error)
 
-// Serve serves the mounts of an execution, in a process that a Set has started. The process must end
-// when Serve returns.
+// Serve serves the mounts of an execution, in a process that a Set has started. The process must
+// end when Serve returns.
 func Serve(open OpenBucket) error {
 	// Other processes with the same uid, if any, must not read the credentials.
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {

@@ -21,7 +21,7 @@ type sessionLogs struct{ *agentlogs.Logs }
 
 func (l sessionLogs) Follow(org, id string) (sessions.Follower, error) { return l.Logs.Follow(org, id) }
 
-// serveAgentSessions adds the surfaces of agent sessions to server, and the parts they need.
+// serveAgentSessions adds the APIs of agent sessions to server, and the parts that they need to r.
 func (s *system) serveAgentSessions(ctx context.Context, server *gateway.Server, r *roles) error {
 	stored, err := agentsessions.Open(ctx, s.store, s.log)
 	if err != nil {
@@ -45,7 +45,8 @@ func (s *system) serveAgentSessions(ctx context.Context, server *gateway.Server,
 	return nil
 }
 
-// sessionAgents returns the agents of sessions. Clients expect all of them in the list.
+// sessionAgents returns the agents in the order of lists. Clients expect all agents of the API there,
+// including those that this server cannot run.
 func (s *system) sessionAgents() []sessions.Agent {
 	list := []sessions.Agent{&claude.Agent{Missing: "this server has no program of it"}}
 	return append(append(list, sessions.AbsentAgents()...), &mock.Agent{Delay: s.cfg.AgentMockDelay})

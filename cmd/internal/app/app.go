@@ -45,13 +45,14 @@ const (
 // an orderly stop.
 func Run(ctx context.Context, cfg *Config) error { return run(ctx, cfg, nil) }
 
-// RunBehind is Run for a program that passes its clients' requests on to a server of its own: front returns the handler
-// of all requests, which calls that of the server. A worker is left out if the machine cannot run one.
+// RunBehind is Run for a program that puts a handler of its own in front of the server. front is
+// called with the server's handler and returns the handler of all requests. If the machine cannot
+// run a worker, RunBehind runs without one.
 func RunBehind(ctx context.Context, cfg *Config, front func(server http.Handler) http.Handler) error {
 	return run(ctx, cfg, front)
 }
 
-// run runs a server, behind a handler if front is not nil.
+// run runs a server. If front is not nil, it runs as [RunBehind] describes.
 func run(ctx context.Context, cfg *Config, front func(http.Handler) http.Handler) error {
 	log := NewLogger(os.Stderr, cfg.LogLevel, cfg.LogFormat)
 	log.Info("starting", "version", Version(), "roles", roleNames(cfg.Roles))

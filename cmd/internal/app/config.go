@@ -67,8 +67,8 @@ type Config struct {
 
 	Slots             int         `name:"slots" group:"Worker" env:"BULLPEN_SLOTS" default:"0" placeholder:"N" help:"Programs that this worker runs at once. 0 is 4 per core, at most one per GiB of memory."`
 	Sandboxes         int         `name:"sandboxes" group:"Worker" env:"BULLPEN_SANDBOXES" default:"0" placeholder:"N" help:"Live sandboxes that this worker runs at once, besides programs. 0 is one for each GiB of memory; a negative number is none."`
-	SandboxMemory     proto.Bytes `name:"sandbox-memory" group:"Worker" env:"BULLPEN_SANDBOX_MEMORY" default:"0" placeholder:"SIZE" help:"Memory of this worker for live sandboxes. It takes one only if the memory limits of all that it runs fit. 0 is the memory of the machine or container."`
-	SandboxOvercommit float64     `name:"sandbox-overcommit" group:"Worker" env:"BULLPEN_SANDBOX_OVERCOMMIT" default:"1" placeholder:"FACTOR" help:"How many times the memory for live sandboxes their memory limits may sum up to. Above 1, sandboxes that use their memory at the same time may get into want of it."`
+	SandboxMemory     proto.Bytes `name:"sandbox-memory" group:"Worker" env:"BULLPEN_SANDBOX_MEMORY" default:"0" placeholder:"SIZE" help:"Memory of this worker for live sandboxes. A sandbox starts only if the memory limits of all sandboxes on the worker fit. 0 is the memory of the machine or container."`
+	SandboxOvercommit float64     `name:"sandbox-overcommit" group:"Worker" env:"BULLPEN_SANDBOX_OVERCOMMIT" default:"1" placeholder:"FACTOR" help:"Factor by which the sum of the memory limits of live sandboxes may exceed the memory for them. Above 1, the machine can run out of memory if many sandboxes use theirs at the same time."`
 	Tunnel            string      `name:"tunnel" group:"Worker" env:"BULLPEN_TUNNEL" default:":0" placeholder:"HOST:PORT" help:"Address on which this worker serves gateways, which pass requests on to live sandboxes. An empty host is the address from which this worker reaches NATS, or the loopback address with the embedded one. Port 0 is any."`
 	Pool              string      `name:"pool" group:"Worker" env:"BULLPEN_POOL" default:"default" placeholder:"NAME" help:"Name of this worker's pool. All workers of a pool can run the same executions."`
 	WarmMemory        proto.Bytes `name:"warm-memory" group:"Worker" env:"BULLPEN_WARM_MEMORY" default:"0" placeholder:"SIZE" help:"Memory for prewarmed sandboxes and zygotes. 0 is a sixteenth of the memory of the machine or container, 1 disables both."`
@@ -134,7 +134,7 @@ type Config struct {
 	AgentTimeout  time.Duration     `name:"agent-timeout" group:"Agents" env:"BULLPEN_AGENT_TIMEOUT" default:"2m" placeholder:"TIME" help:"How long that server may be silent before its reply counts as failed."`
 	AgentRetries  int               `name:"agent-retries" group:"Agents" env:"BULLPEN_AGENT_RETRIES" default:"2" placeholder:"N" help:"Retries of a request to that server before the first byte of its answer."`
 
-	AgentSessionsAtRoot bool `name:"agent-sessions-at-root" group:"Agents" env:"BULLPEN_AGENT_SESSIONS_AT_ROOT" help:"Serve the Sandbox Agent API at /v1/agents, /v1/sessions, /v1/fs and /v1/health, too, and not only below /sandbox-agent. The same for every gateway."`
+	AgentSessionsAtRoot bool `name:"agent-sessions-at-root" group:"Agents" env:"BULLPEN_AGENT_SESSIONS_AT_ROOT" help:"Serve the Sandbox Agent API also at /v1/agents, /v1/sessions, /v1/fs and /v1/health, not only below /sandbox-agent. Must be the same on every gateway."`
 
 	AgentMockDelay time.Duration `name:"agent-mock-delay" group:"Agents" env:"BULLPEN_AGENT_MOCK_DELAY" default:"200ms" placeholder:"TIME" help:"Time between two events of the mock agent, for tests of clients of the Sandbox Agent API."`
 

@@ -12,12 +12,12 @@ import (
 	"github.com/bullpen-run/bullpen/gateway/web"
 )
 
-// sessionHost adapts the agent of a request to the interface of package rest.
+// sessionHost adapts the agent of a request to [rest.Host] and [acp.Host].
 type sessionHost struct{ *agents.Agent }
 
 func (h sessionHost) Home(thread string) rest.Home { return h.Agent.Home(thread) }
 
-// RemoveHome removes the thread with the files of a session, if it exists.
+// RemoveHome removes the thread that holds a session's files, if it exists.
 func (h sessionHost) RemoveHome(ctx context.Context, thread string) error {
 	return h.Home(thread).Remove(ctx)
 }

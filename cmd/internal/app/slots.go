@@ -38,7 +38,7 @@ func (c *Config) liveSandboxes() int {
 	}
 }
 
-// sandboxMemory returns the sum in bytes that the memory limits of live sandboxes may have.
+// sandboxMemory returns the maximum sum of the memory limits of live sandboxes, in bytes.
 func (c *Config) sandboxMemory() int64 {
 	memory := int64(c.SandboxMemory)
 	if memory == 0 {

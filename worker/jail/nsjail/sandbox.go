@@ -211,7 +211,7 @@ func (s *sandbox) release() error {
 // reminder is the time between two signals to an nsjail that must end.
 const reminder = time.Second
 
-// remind has nsjail look for its child's death until stop is called. nsjail misses a death just before it begins
+// remind makes nsjail check for its child's death until stop is called. nsjail misses a death just before it begins
 // to wait, and would otherwise notice by an alarm every second, which is blocked.
 func remind(nsjail *os.Process) (stop func()) {
 	over := make(chan struct{})
