@@ -8,25 +8,23 @@ import (
 	"strings"
 )
 
-// normaliser turns an agent's reports into the events of a turn.
+// normaliser turns what an agent reports into events of a turn.
 type normaliser struct {
 	info *Info
 	mode string            // permission mode of the session
 	ids  map[string]string // of items of the turn, by the agent's own ids
-	// deltas and completed contain the agent's own ids of the items that have deltas or are
-	// complete.
+	// deltas and completed have the agent's own ids of items that have deltas, and that are complete.
 	deltas, completed map[string]bool
-	placeholder       string // native id of the assistant's empty item; empty if there is none
+	assistant         string // the agent's own id of the empty item of the assistant; empty for none
 }
 
-// begin resets the normaliser for a turn. open contains the items in progress, if the turn is
-// resumed.
+// begin prepares for a turn that is new, or in progress with these items.
 func (n *normaliser) begin(open map[string]string) {
-	n.ids, n.deltas, n.completed, n.placeholder = map[string]string{}, map[string]bool{}, map[string]bool{}, ""
+	n.ids, n.deltas, n.completed, n.assistant = map[string]string{}, map[string]bool{}, map[string]bool{}, ""
 	maps.Copy(n.ids, open)
 }
 
-// replay applies an event of the turn in progress that is already in the log.
+// replay notes an event of the turn in progress that is in the log.
 func (n *normaliser) replay(e *Event) error {
 	switch e.Type {
 	case ItemStarted, ItemCompleted:
@@ -46,22 +44,22 @@ func (n *normaliser) replay(e *Event) error {
 	return nil
 }
 
-// clone returns a copy that can be modified independently.
+// clone returns a copy that shares nothing that is modified.
 func (n *normaliser) clone() normaliser {
 	c := *n
 	c.ids, c.deltas, c.completed = maps.Clone(n.ids), maps.Clone(n.deltas), maps.Clone(n.completed)
 	return c
 }
 
-// batch collects the events of one entry.
+// batch has the events of an entry while they are made.
 type batch struct {
 	*normaliser
 	state   *State
 	events  []Event
-	answers []*Answer // to permissions that are granted without asking the user
+	answers []*Answer // of permissions that need no user
 }
 
-// userItem adds the user's message as an item, unless the agent reports it itself.
+// userItem adds the message of the user as an item, unless the agent reports it.
 func (b *batch) userItem(m *Message) error {
 	if b.info.OwnUserItems {
 		return nil
@@ -75,19 +73,19 @@ func (b *batch) userItem(m *Message) error {
 	return b.add(&started, &Native{Type: ItemCompleted, Data: ItemData{user}, Synthetic: true})
 }
 
-// startPlaceholder adds an empty item of the assistant, if the agent's turns begin with one.
-func (b *batch) startPlaceholder(session string, m *Message) error {
+// emptyItem adds the empty item of the assistant, if the agent's turns begin with one.
+func (b *batch) emptyItem(session string, m *Message) error {
 	if !b.info.PendingAssistant {
 		return nil
 	}
-	b.placeholder = placeholderID(session, m.Number)
+	b.assistant = pendingAssistant(session, m.Number)
 	return b.add(&Native{Type: ItemStarted, Synthetic: true, Data: ItemData{Item{
-		NativeID: new(b.placeholder), Kind: KindMessage, Role: new(RoleAssistant), Content: []Part{}, Status: InProgress,
+		NativeID: new(b.assistant), Kind: KindMessage, Role: new(RoleAssistant), Content: []Part{}, Status: InProgress,
 	}}})
 }
 
-// placeholderID returns the native id of the assistant's empty item.
-func placeholderID(session string, message int64) string {
+// pendingAssistant is the native id of the empty item of the assistant.
+func pendingAssistant(session string, message int64) string {
 	return fmt.Sprintf("%s_pending_assistant_%d", session, message)
 }
 
@@ -127,10 +125,10 @@ func (b *batch) addOne(n *Native) error {
 		}
 	}
 	switch n.Type {
-	case SessionStarted: // the service has appended it
+	case SessionStarted: // the session's own is its first event
 		return nil
-	case TurnStarted: // the runner appends it
-		return nil
+	case TurnStarted:
+		return nil // the runner makes it
 	case TurnEnded:
 		return b.endTurn(n.Data)
 	default:
@@ -138,7 +136,7 @@ func (b *batch) addOne(n *Native) error {
 	}
 }
 
-// event adds an event with the given data.
+// event adds an event with data.
 func (b *batch) event(n *Native, data any) error {
 	e, err := event(n.Type, data)
 	e.Synthetic, e.Raw = n.Synthetic, n.Raw
@@ -162,7 +160,7 @@ func (b *batch) endTurn(data any) error {
 
 func turnID(number int64) string { return fmt.Sprintf("turn_%d", number) }
 
-// dropPending rejects all questions and permissions without an answer.
+// dropPending resolves what no longer waits for an answer.
 func (b *batch) dropPending() error {
 	for _, p := range b.state.Pending {
 		n := &Native{Type: PermissionResolved, Synthetic: true}
@@ -185,23 +183,23 @@ func (b *batch) dropPending() error {
 	return nil
 }
 
-// fail adds an error event and ends the turn.
+// fail adds an error, and ends the turn.
 func (b *batch) fail(code, message string) error {
 	n := &Native{Type: ErrorEvent, Synthetic: true, Data: Failure{Message: message, Code: &code}}
 	return b.add(n, &Native{Type: TurnEnded})
 }
 
-// item adds the events that a report about an item leads to.
+// item adds an event of an item.
 func (b *batch) item(n *Native, x Item) error {
 	native := ""
 	if x.NativeID != nil {
 		native = *x.NativeID
 	}
 	isAnswer := x.Kind == KindMessage && x.Role != nil && *x.Role == RoleAssistant
-	if isAnswer && b.placeholder != "" && native != b.placeholder { // this message replaces the placeholder
-		b.ids[native] = b.ids[b.placeholder]
-		b.rename(b.placeholder, native)
-		b.placeholder = ""
+	if isAnswer && b.assistant != "" && native != b.assistant { // the empty item is this one
+		b.ids[native] = b.ids[b.assistant]
+		b.rename(b.assistant, native)
+		b.assistant = ""
 	}
 	if b.completed[native] && native != "" {
 		return nil
@@ -236,7 +234,7 @@ func (b *batch) item(n *Native, x Item) error {
 	return b.event(n, ItemData{x})
 }
 
-// rename changes the native id of an item in progress.
+// rename makes an item known under another id of the agent's.
 func (b *batch) rename(from, to string) {
 	if id, ok := b.state.Open[from]; ok {
 		delete(b.state.Open, from)
@@ -245,7 +243,7 @@ func (b *batch) rename(from, to string) {
 	b.deltas[to] = b.deltas[from]
 }
 
-// open marks an item as in progress.
+// open notes that an item is in progress.
 func (b *batch) open(native, id string) {
 	if native == "" {
 		return
@@ -256,8 +254,7 @@ func (b *batch) open(native, id string) {
 	b.state.Open[native] = id
 }
 
-// id returns the id of the item with a native id. It assigns a new id if the item is new or has no
-// native id.
+// id returns the id of an item.
 func (b *batch) id(native string) string {
 	if id := b.ids[native]; id != "" && native != "" {
 		return id
@@ -276,10 +273,10 @@ func (b *batch) delta(n *Native, d Delta) error {
 	if d.NativeItemID != nil {
 		native = *d.NativeItemID
 	}
-	if b.placeholder != "" && native != b.placeholder && b.ids[native] == "" {
-		b.ids[native] = b.ids[b.placeholder]
-		b.rename(b.placeholder, native)
-		b.placeholder = ""
+	if b.assistant != "" && native != b.assistant && b.ids[native] == "" {
+		b.ids[native] = b.ids[b.assistant]
+		b.rename(b.assistant, native)
+		b.assistant = ""
 	}
 	if b.state.Open[native] == "" {
 		started := Item{
@@ -293,11 +290,11 @@ func (b *batch) delta(n *Native, d Delta) error {
 	return b.event(n, d)
 }
 
-// permission adds a request for a permission. It grants the permission itself if the session's mode
-// or an earlier answer allows it.
+// permission adds a request for a permission. It answers it itself if the user's mode or an earlier
+// answer allows it.
 func (b *batch) permission(n *Native, p Permission) error {
 	p.Status = PermissionPending
-	if b.mode == PermissionAcceptEdits && p.isFileChange() { // clients do not see it
+	if b.mode == PermissionAcceptEdits && p.isFileChange() { // it is not shown
 		b.state.Sequence++
 		p.Status = PermissionAccepted
 		b.answers = append(b.answers, &Answer{Permission: &p})
@@ -315,7 +312,7 @@ func (b *batch) permission(n *Native, p Permission) error {
 	return b.event(&Native{Type: PermissionResolved, Synthetic: true}, p)
 }
 
-// permissionFields are the metadata that identify what a permission is for. Each agent has its own.
+// permissionFields are what permissions are recognised by.
 type permissionFields struct {
 	Permission string `json:"permission"`
 	Kind       string `json:"codexRequestKind"`
@@ -328,20 +325,20 @@ type permissionFields struct {
 }
 
 func (p *Permission) fields() (f permissionFields) {
-	_ = json.Unmarshal(p.Metadata, &f) // agents may give these fields other types
+	_ = json.Unmarshal(p.Metadata, &f) // other fields than these are an agent's own
 	return f
 }
 
 func (p *Permission) isFileChange() bool {
 	kinds := []string{"filechange", "file_change", "edit", "write", "multiedit", "notebookedit"}
 	f := p.fields()
-	return slices.ContainsFunc([]string{p.Action, f.Kind, f.Permission, f.Tool, f.ToolName}, func(name string) bool {
-		return slices.Contains(kinds, strings.ToLower(name))
+	return slices.ContainsFunc([]string{p.Action, f.Kind, f.Permission, f.Tool, f.ToolName}, func(word string) bool {
+		return slices.Contains(kinds, strings.ToLower(word))
 	})
 }
 
-// scopes returns what a grant for the session covers: the kinds of the permission, each with the
-// command if there is one. Without the command, one grant would allow all commands.
+// scopes returns what an answer for the session is about: the kind of the permission, with the command if it is
+// for one. Otherwise one answer would allow all commands.
 func (p *Permission) scopes() (list []string) {
 	f := p.fields()
 	command := f.Command
@@ -352,15 +349,15 @@ func (p *Permission) scopes() (list []string) {
 	if command != nil {
 		suffix = " " + fmt.Sprint(command)
 	}
-	for _, name := range []string{p.Action, f.Permission, f.Kind, f.Tool, f.ToolName} {
-		if name != "" {
-			list = append(list, strings.ToLower(name)+suffix)
+	for _, word := range []string{p.Action, f.Permission, f.Kind, f.Tool, f.ToolName} {
+		if word != "" {
+			list = append(list, strings.ToLower(word)+suffix)
 		}
 	}
 	return list
 }
 
-// allow grants a permission for the session.
+// allow notes that a permission is granted for the session.
 func (s *State) allow(p *Permission) {
 	for _, scope := range p.scopes() {
 		if !slices.Contains(s.Always, scope) && len(scope) <= maxScope && len(s.Always) < maxScopes {
@@ -369,7 +366,7 @@ func (s *State) allow(p *Permission) {
 	}
 }
 
-// Limits of the scopes granted for a session. Beyond them, the agent asks the user again.
+// Limits of what is noted of permissions for the session. The user is asked again for others.
 const (
 	maxScope  = 1024
 	maxScopes = 100

@@ -11,7 +11,7 @@ import (
 	"github.com/bullpen-run/bullpen/proto/api"
 )
 
-// The ids of the config options of sessions.
+// The ids of settings of sessions.
 const (
 	optionMode       = "mode"
 	optionModel      = "model"
@@ -19,7 +19,7 @@ const (
 	optionVariant    = "thought_level"
 )
 
-// ConfigOption is a setting of a session, with its allowed values.
+// ConfigOption is a setting of a session, with the values that it may have.
 type ConfigOption struct {
 	ID       string        `json:"id"`
 	Name     string        `json:"name"`
@@ -29,14 +29,14 @@ type ConfigOption struct {
 	Options  []ConfigValue `json:"options"`
 }
 
-// ConfigValue is an allowed value of a setting.
+// ConfigValue is a value that a setting may have.
 type ConfigValue struct {
 	Value       string `json:"value"`
 	Name        string `json:"name"`
 	Description string `json:"description,omitempty"`
 }
 
-// ConfigOptions returns the settings of a session, or of a new session if x is nil.
+// ConfigOptions returns the settings of a session; those of a new one if x is nil.
 func ConfigOptions(info *sessions.Info, x *proto.AgentSession) []ConfigOption {
 	if x == nil {
 		x = &proto.AgentSession{
@@ -75,8 +75,7 @@ func ConfigOptions(info *sessions.Info, x *proto.AgentSession) []ConfigOption {
 	return list
 }
 
-// checkOption returns an error if a setting does not allow a value. It accepts models that are not
-// listed.
+// checkOption returns an error unless a setting may have a value. Models are not restricted to those listed.
 func checkOption(info *sessions.Info, option, value string) error {
 	if value == "" {
 		return invalidf("invalid request: the value must not be empty")
@@ -107,12 +106,10 @@ func setOption(x *proto.AgentSession, option, value string) {
 	}
 }
 
-// configKind describes the routes of one kind of configuration. article is the kind with its
-// article, for summaries of routes.
+// configKind is a kind of configurations of directories.
 type configKind struct {
 	kind        proto.AgentConfigKind
-	name        string
-	article     string
+	name, what  string
 	nameInQuery string
 }
 
@@ -121,8 +118,7 @@ var configKinds = []configKind{
 	{proto.AgentConfigSkills, "Skills", "skills", "skillName"},
 }
 
-// parse returns the directory and the name in the query of a request. ok is false if the query is
-// invalid and parse has written the response.
+// parse returns the directory and the name in the query of a request. ok is false if it has answered.
 func (k *configKind) parse(w http.ResponseWriter, r *http.Request) (directory, name string, ok bool, err error) {
 	q := r.URL.Query()
 	directory, name = q.Get("directory"), q.Get(k.nameInQuery)

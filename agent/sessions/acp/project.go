@@ -11,13 +11,13 @@ import (
 )
 
 const (
-	// maxBatch bounds the entries of sessions that become one entry of a server's log.
+	// maxBatch bounds the entries of sessions that are translated to one entry of a server's log.
 	maxBatch = 64
-	// retryAfter is the delay before a retry after an error of the store.
+	// retryAfter is the pause after an error of the store.
 	retryAfter = time.Second
 )
 
-// projectors holds the projectors of this process. Concurrent requests for a server share one.
+// projectors has the projectors of this process, which are shared by the requests of a server.
 type projectors struct {
 	mu      sync.Mutex
 	running map[string]*running // by organisation and log
@@ -92,16 +92,15 @@ func (it *item) size() (n int) {
 	return n
 }
 
-// projector translates the events of the sessions in a server's state. Other processes may do so at
-// the same time. If another one appends first, the projector continues with the state after that
-// entry.
+// projector translates the events of the sessions in a server's state. Others may do the same, in this
+// process or another one: each finds its entry refused, and continues with the state of the other.
 type projector struct {
 	*Server
 	host    Host // of the request that began, which may have ended
 	log     serverLog
-	readers map[string]context.CancelFunc // stop the readers of sessions, by session id
+	readers map[string]context.CancelFunc // of sessions, by their ids
 	items   chan item
-	pending []item // translated to no message so far, and not in the log
+	pending []item // that are not in the log, because they led to no message
 	work    sync.WaitGroup
 }
 
@@ -176,7 +175,7 @@ func pause(ctx context.Context) {
 	}
 }
 
-// watch sends the number of each entry appended to the server's log after a number.
+// watch sends the numbers of entries that are appended to the server's log after a number.
 func (p *projector) watch(ctx context.Context, after uint64, changed chan<- uint64) {
 	follower, err := p.Logs.Follow(p.log.org, p.log.id)
 	for err != nil && ctx.Err() == nil {
@@ -206,7 +205,7 @@ func (p *projector) watch(ctx context.Context, after uint64, changed chan<- uint
 	}
 }
 
-// follow starts readers of the sessions in the state and stops all others.
+// follow starts readers of the sessions in the state, and stops others.
 func (p *projector) follow(ctx context.Context) {
 	for id, stop := range p.readers {
 		if p.log.state.Sessions[id] == nil {
@@ -240,8 +239,8 @@ func (p *projector) read(ctx context.Context, id string, after uint64) {
 		var err error
 		it.Entry, err = r.Next(limited, true)
 		it.at = r.After()
-		if _, gone := errors.AsType[*sessions.Error](err); gone {
-			it.removed = err
+		if _, removed := errors.AsType[*sessions.Error](err); removed {
+			it.gone = err
 		} else if err != nil {
 			release()
 			pause(ctx)
@@ -252,13 +251,13 @@ func (p *projector) read(ctx context.Context, id string, after uint64) {
 		case <-ctx.Done():
 			release()
 		}
-		if it.removed != nil {
+		if it.gone != nil {
 			return
 		}
 	}
 }
 
-// batch returns the pending entries, first, and the entries available without waiting.
+// batch returns an entry with those that can be read at once.
 func (p *projector) batch(first item) []item {
 	batch := append(p.pending, first)
 	for len(batch) < maxBatch {
@@ -272,8 +271,7 @@ func (p *projector) batch(first item) []item {
 	return batch
 }
 
-// translate appends the messages for a batch of entries. It only keeps the batch in p.pending if
-// the batch leads to no message.
+// translate appends the messages to which entries lead.
 func (p *projector) translate(ctx context.Context, batch []item) error {
 	p.pending = nil
 	size := 0
@@ -302,8 +300,7 @@ func (p *projector) translate(ctx context.Context, batch []item) error {
 	return err
 }
 
-// translateItem adds the messages for an entry of a session, unless the entry was translated
-// before.
+// translateItem adds the messages to which an entry of a session leads, unless it was translated before.
 func translateItem(e *entry, it *item) error {
 	x := e.State.Sessions[it.session]
 	if x == nil {
@@ -311,8 +308,8 @@ func translateItem(e *entry, it *item) error {
 	}
 	t := &translator{state: &e.State, id: it.session, session: x}
 	switch {
-	case it.removed != nil:
-		if err := t.sessionRemoved(it.removed); err != nil {
+	case it.gone != nil:
+		if err := t.gone(it.gone); err != nil {
 			return err
 		}
 	case it.at <= x.After:

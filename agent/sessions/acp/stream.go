@@ -12,16 +12,14 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// keepalive is the interval of comments on an idle stream. Clients drop a stream that is silent for
-// five minutes.
+// keepalive is how often an idle stream gets a comment. Clients give a silent one up after five minutes.
 const keepalive = 15 * time.Second
 
-// drainingStream is the maximum duration of a stream that starts while this gateway shuts down.
+// drainingStream is how long a stream lasts that begins while this gateway shuts down.
 const drainingStream = 2 * time.Second
 
-// stream sends a server's messages after the last one the client has seen, as server-sent events.
-// It ends between two messages when this gateway begins to shut down. Clients then reconnect to
-// another.
+// stream answers with the messages of a server after the last one that the client has seen, as server-sent
+// events. It ends between two messages when this gateway begins to shut down: clients continue at another one.
 func (s *Server) stream(w http.ResponseWriter, r *http.Request) error {
 	id, err := serverID(r)
 	if err != nil {
@@ -38,7 +36,7 @@ func (s *Server) stream(w http.ResponseWriter, r *http.Request) error {
 	org, _ := host.Caller()
 	open, end := host.UntilDrain(r.Context())
 	defer end()
-	if open.Err() != nil { // do not end at once: the client may reconnect here repeatedly
+	if open.Err() != nil { // the client may come back until it finds another server
 		open, end = context.WithTimeout(r.Context(), drainingStream)
 		defer end()
 	}
@@ -63,8 +61,7 @@ func (s *Server) stream(w http.ResponseWriter, r *http.Request) error {
 	return send(ctx, w, host, events)
 }
 
-// lastEventID returns the number of the last message the client has seen; -1 if the header is
-// missing.
+// lastEventID returns the number of the last message that a client has seen; -1 if it says nothing.
 func lastEventID(r *http.Request) (int64, error) {
 	text := r.Header.Get("Last-Event-ID")
 	if text == "" {
@@ -157,8 +154,8 @@ func (s *Server) read(ctx context.Context, host Host, l *serverLog, last int64, 
 	}
 }
 
-// begin returns the number of the message after which a stream starts, and the number of an entry
-// before the stream's first message.
+// begin returns the number of the message after which a stream begins, and that of an entry before the first
+// message.
 func (l *serverLog) begin(ctx context.Context, last int64) (int64, uint64, error) {
 	// The server may not exist yet: clients open the stream before their first message is answered.
 	if err := l.load(ctx); err != nil {
@@ -175,8 +172,7 @@ func (l *serverLog) begin(ctx context.Context, last int64) (int64, uint64, error
 	return from, after, nil
 }
 
-// next returns the messages of the entry after number after, encoded as events, and the entry's
-// number. It skips messages up to number *last and updates *last.
+// next returns the messages of the next entry after number last as events, and the entry's number.
 func next(ctx context.Context, follower sessions.Follower, after uint64, last *int64) (
 	text []byte, at uint64, err error,
 ) {

@@ -15,24 +15,23 @@ import (
 	"github.com/bullpen-run/bullpen/proto/api"
 )
 
-// maxUploaded bounds the paths in the response to an upload.
+// maxUploaded bounds the paths in the answer to an upload.
 const maxUploaded = 1024
 
-// requestHome is the home that a request addresses.
-type requestHome struct {
+// place is the home that a request addresses.
+type place struct {
 	Host
 	Home
 
-	root      string // path of the home in sandboxes
-	directory string // base of relative paths, relative to the home
+	root      string // of the home in sandboxes
+	directory string // that relative paths begin at, in the home
 }
 
-// home returns the home that a request addresses: the home of a session, or the home of the API key
-// if the query names no session.
-func (s *Server) home(r *http.Request, q query) (*requestHome, error) {
+// place returns the home that a request addresses: that of a session, or the one of the API key.
+func (s *Server) place(r *http.Request, q query) (*place, error) {
 	host := s.Host(r)
 	org, key := host.Caller()
-	at := &requestHome{Host: host, root: host.HomePath()}
+	at := &place{Host: host, root: host.HomePath()}
 	id, ok := q.get("sessionId", "session_id")
 	if !ok {
 		at.Home = host.Home(proto.AgentHomeThread(key))
@@ -49,15 +48,15 @@ func (s *Server) home(r *http.Request, q query) (*requestHome, error) {
 	return at, nil
 }
 
-// location is a path in a home. name is relative to the home, and full is the path in sandboxes.
+// location is a path in a home.
 type location struct {
-	name string // cleaned; empty for the home itself
-	full string
+	name string // cleaned and relative to the home; empty for the home
+	full string // in sandboxes
 }
 
-// resolve returns the location of a path. The path is relative to p.directory, or absolute within
-// the home.
-func (p *requestHome) resolve(name string) (location, error) {
+// resolve returns the location of a path, relative to the directory of the place or absolute in its
+// home.
+func (p *place) resolve(name string) (location, error) {
 	relative := !path.IsAbs(name)
 	for part := range strings.SplitSeq(name, "/") {
 		if part == ".." && relative {
@@ -74,21 +73,21 @@ func (p *requestHome) resolve(name string) (location, error) {
 	return location{clean, path.Join(p.root, clean)}, nil
 }
 
-// locate returns the home and the location that a request addresses. Requests without a path get
-// fallback, or an error if fallback is empty.
-func (s *Server) locate(r *http.Request, fallback string) (*requestHome, location, query, error) {
+// locate returns the place and the location that a request addresses. A request without a path has
+// other, or is refused if that is empty.
+func (s *Server) locate(r *http.Request, other string) (*place, location, query, error) {
 	q, err := queryOf(r)
 	if err != nil {
 		return nil, location{}, q, err
 	}
 	name, ok := q.get("path")
 	if !ok {
-		if fallback == "" {
+		if other == "" {
 			return nil, location{}, q, badQuery("missing field `path`")
 		}
-		name = fallback
+		name = other
 	}
-	p, err := s.home(r, q)
+	p, err := s.place(r, q)
 	if err != nil {
 		return nil, location{}, q, err
 	}
@@ -96,7 +95,7 @@ func (s *Server) locate(r *http.Request, fallback string) (*requestHome, locatio
 	return p, at, q, err
 }
 
-// wrap returns err, or this API's error if there is nothing at the location.
+// wrap words an error about a location.
 func (at *location) wrap(err error) error {
 	e, ok := errors.AsType[*api.Error](err)
 	if ok && e.Code == api.CodeNotFound {
@@ -105,7 +104,7 @@ func (at *location) wrap(err error) error {
 	return err
 }
 
-// checkChange returns an error if the location is the home itself.
+// checkChange refuses a change of the home itself.
 func (at *location) checkChange() error {
 	if at.name == "" {
 		return sessions.Invalidf("invalid path: %s is the home itself", at.full)
@@ -115,7 +114,7 @@ func (at *location) checkChange() error {
 
 // entry describes a file or directory.
 type entry struct {
-	Name     string `json:"name,omitempty"` // only in lists
+	Name     string `json:"name,omitempty"` // of an entry of a directory
 	Path     string `json:"path"`
 	Type     string `json:"entryType"`
 	Size     int64  `json:"size"`
@@ -133,11 +132,11 @@ func newEntry(f *proto.File, full string) entry {
 	return e
 }
 
-// errFound stops a list.
+// errFound ends a list.
 var errFound = errors.New("found")
 
-// stat describes the file at a location. It does not follow links.
-func (p *requestHome) stat(r *http.Request, at location) (*proto.File, error) {
+// stat returns what is at a location. Links are what they are, and not what they point to.
+func (p *place) stat(r *http.Request, at location) (*proto.File, error) {
 	if at.name == "" {
 		return &proto.File{IsDirectory: true}, nil
 	}
@@ -291,14 +290,13 @@ func (s *Server) makeDirectory(w http.ResponseWriter, r *http.Request) error {
 	return writeJSON(w, map[string]string{"path": at.full})
 }
 
-// moveFile moves a file or directory. It first deletes an existing destination, in a separate
-// change.
+// moveFile moves a file or directory. What it replaces is deleted before, in a change of its own.
 func (s *Server) moveFile(w http.ResponseWriter, r *http.Request) error {
 	q, err := queryOf(r)
 	if err != nil {
 		return err
 	}
-	p, err := s.home(r, q)
+	p, err := s.place(r, q)
 	if err != nil {
 		return err
 	}
@@ -325,7 +323,7 @@ func (s *Server) moveFile(w http.ResponseWriter, r *http.Request) error {
 	return writeJSON(w, map[string]string{"from": from.full, "to": to.full})
 }
 
-func (p *requestHome) move(r *http.Request, from, to location, overwrite bool) error {
+func (p *place) move(r *http.Request, from, to location, overwrite bool) error {
 	if _, err := p.stat(r, from); err != nil {
 		return err
 	}
