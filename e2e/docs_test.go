@@ -186,8 +186,8 @@ func checkFlags(t *testing.T, p *programs, block string) {
 	block = strings.ReplaceAll(block, "\\\n", " ")
 	for _, m := range bullpenCommand.FindAllStringSubmatch(block, -1) {
 		words := strings.Fields(m[1])
-		if len(words) > 2 {
-			words = words[:2]
+		if len(words) > 3 {
+			words = words[:3]
 		}
 		help, err := exec.CommandContext(t.Context(), p.bullpen, append(words, "--help")...).CombinedOutput()
 		for err != nil && len(words) > 1 { // the last word was an argument

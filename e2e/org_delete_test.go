@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
@@ -83,6 +84,8 @@ func (sys *system) newTenant(t *testing.T, nc *nats.Conn, org string, hooks *rec
 		fmt.Sprintf(`{"org":%q,"id":"file_1","name":%q}`, org, x.marker))
 	publish(t, nc, "$KV.bullpen_agent_runs."+org+".run", fmt.Sprintf(`{"org":%q,"id":%q}`, org, x.marker))
 	publish(t, nc, "bullpen.agentlog."+org+".run", x.marker)
+	publish(t, nc, "$KV.bullpen_agent_sessions."+org+"."+proto.AgentSessionKey(x.marker),
+		fmt.Sprintf(`{"org":%q,"id":%q,"updated_at":%q}`, org, x.marker, time.Now().UTC().Format(time.RFC3339)))
 	publish(t, nc, "bullpen.job.interactive."+org+".k.x", x.marker, "Bullpen-Meta", "{") // becomes a dead letter
 	flush(t, nc)
 	x.running = x.submit(bash(x.hold.code()).and("timeout", 3600))

@@ -519,7 +519,7 @@ func testUnfit(t *testing.T, p *programs, in topology) {
 	// One failed execution reveals the problem.
 	sys.ended(sys.submit(bash("echo unlucky"))).failed(t, "failed", "sandbox_start_error",
 		"the cause is in the worker's log")
-	sys.awaitHealth(t, http.StatusServiceUnavailable, "start nsjail: ", "0")
+	sys.awaitHealth(t, http.StatusServiceUnavailable, "execute nsjail: errno 2", "0")
 	waiting := []string{sys.submit(bash("echo first")), sys.submit(bash("echo second"))}
 	h.release(t) // running programs are unaffected, but their slots accept no new jobs
 	sys.ended(held).succeeded(t, "held\nwoken\n")

@@ -151,13 +151,13 @@ func (s *Server) handle(ctx context.Context, w http.ResponseWriter, c *call) err
 		s.Log.WarnContext(ctx, "agent client protocol: request failed", "org", c.org, "server", proto.Shorten(c.server),
 			"method", proto.Shorten(c.Method), "error", err)
 	}
-	out, err := response(c.ID, result, err)
-	if err != nil {
-		return err
+	out, errEncode := response(c.ID, result, err)
+	if errEncode != nil {
+		return errEncode
 	}
 	if full != nil {
 		writeResponse(w, out.Data)
-		return nil
+		return nil //nolint:nilerr // the response tells it
 	}
 	agent := c.log.state.Agent
 	err = c.log.append(ctx, func(e *entry) (bool, error) {

@@ -45,8 +45,9 @@ func (s *Server) project(ctx context.Context, host Host, server string) (release
 		r = &running{cancel: cancel, done: make(chan struct{})}
 		s.projectors.running[key] = r
 		p := &projector{
-			Server: s, host: host, log: serverLog{logs: s.Logs, org: org, id: logID(server)}, readers: map[string]context.CancelFunc{},
-			items: make(chan item, maxBatch),
+			Server: s, host: host, log: serverLog{logs: s.Logs, org: org, id: logID(server)},
+			readers: map[string]context.CancelFunc{},
+			items:   make(chan item, maxBatch),
 		}
 		go func() {
 			defer close(r.done)

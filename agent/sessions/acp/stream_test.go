@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net/http"
 	"net/http/httptest"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -13,13 +14,16 @@ import (
 // keyHost is a host with an API key that may be revoked.
 type keyHost struct {
 	Host
-	checks  int
-	revoked error
+	checks  atomic.Int64
+	revoked atomic.Pointer[error]
 }
 
 func (h *keyHost) CheckCaller() error {
-	h.checks++
-	return h.revoked
+	h.checks.Add(1)
+	if err := h.revoked.Load(); err != nil {
+		return *err
+	}
+	return nil
 }
 
 // A stream ends cleanly soon after its API key was revoked, also if it is never silent.
@@ -44,10 +48,10 @@ func TestStreamsEndWithTheirKey(t *testing.T) {
 			go func() { ended <- send(ctx, flusher{httptest.NewRecorder()}, h, events) }()
 			time.Sleep(40 * time.Second)
 			synctest.Wait()
-			if h.checks != 2 {
-				t.Errorf("%d checks in 40 seconds", h.checks)
+			if n := h.checks.Load(); n != 2 {
+				t.Errorf("%d checks in 40 seconds", n)
 			}
-			h.revoked = errors.New("revoked")
+			h.revoked.Store(new(errors.New("revoked")))
 			time.Sleep(16 * time.Second)
 			synctest.Wait()
 			select {

@@ -9,6 +9,7 @@ import (
 	"net/http/httptest"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -87,8 +88,8 @@ func (logs) Next(context.Context, string, string, uint64) ([]byte, uint64, error
 // host is a host whose API key may become invalid.
 type host struct {
 	rest.Host
-	revoked error
-	checks  int
+	revoked atomic.Pointer[error]
+	checks  atomic.Int64
 	answer  *answer
 	seen    []string // the answer at each release of memory
 }
@@ -102,8 +103,11 @@ func (*host) UntilDrain(ctx context.Context) (context.Context, context.CancelFun
 func (h *host) ReleaseMemory() { h.seen = append(h.seen, h.answer.String()) }
 
 func (h *host) CheckCaller() error {
-	h.checks++
-	return h.revoked
+	h.checks.Add(1)
+	if err := h.revoked.Load(); err != nil {
+		return *err
+	}
+	return nil
 }
 
 // answer is an answer that is read while it is written.
@@ -203,10 +207,10 @@ func TestStreamsEndWithTheirKey(t *testing.T) {
 			m.add(i + 2)
 			synctest.Wait()
 		}
-		if h.checks != 2 {
-			t.Errorf("%d checks in 40 seconds", h.checks)
+		if n := h.checks.Load(); n != 2 {
+			t.Errorf("%d checks in 40 seconds", n)
 		}
-		h.revoked = errors.New("revoked")
+		h.revoked.Store(new(errors.New("revoked")))
 		time.Sleep(16 * time.Second)
 		synctest.Wait()
 		select {
