@@ -171,7 +171,7 @@ func TestOpenErrors(t *testing.T) {
 	m.pids = 1000
 	m.cfg.NsjailPath = "/bin/false"
 	if _, err := m.Prepare(t.Context(), testSpec()); err == nil ||
-		!strings.Contains(err.Error(), "the init did not start") {
+		!strings.Contains(err.Error(), "the init did not start with ") {
 		t.Errorf("got %v", err)
 	}
 }

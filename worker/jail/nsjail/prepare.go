@@ -449,7 +449,7 @@ func (s *sandbox) awaitReady(ctx context.Context) error {
 	case !stop():
 		return fmt.Errorf("await the init: %w", context.Cause(ctx))
 	case err != nil || n == 0:
-		return fmt.Errorf("the init did not start: %s", s.diagnostics())
+		return fmt.Errorf("the init did not start with %s: %s", s.m.cfg.NsjailPath, s.diagnostics())
 	case n != len(frame) || !bytes.Equal(frame[:], wire.Frame(wire.Ready, []byte{wire.Version})):
 		return errors.New("the init has another protocol version: build with `make build`")
 	}
