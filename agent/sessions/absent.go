@@ -2,13 +2,13 @@ package sessions
 
 import "context"
 
-// Absent is an agent that this server cannot run.
+// Absent is an agent of the Sandbox Agent API that this server lists but cannot run.
 type Absent struct{ About Info }
 
 // Info implements [Agent].
 func (a *Absent) Info() *Info { return &a.About }
 
-// Start implements [Agent]. It is never called, since no session with the agent can be created.
+// Start implements [Agent]. It is never called: creating a session with the agent fails.
 func (a *Absent) Start(context.Context, *Start) (Conversation, error) {
 	return nil, notInstalled(&a.About)
 }

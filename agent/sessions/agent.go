@@ -10,35 +10,36 @@ import (
 // Agent is a kind of coding agent. It is safe for concurrent use.
 type Agent interface {
 	Info() *Info
-	// Start starts the agent's program for a session, or resumes a conversation with it. The
-	// conversation ends with ctx.
+	// Start starts the agent's program for a session, or resumes its conversation. The conversation
+	// ends when ctx is done.
 	Start(ctx context.Context, s *Start) (Conversation, error)
 }
 
 // Info describes a kind of agent.
 type Info struct {
 	ID      string
-	Version string // empty if it is unknown
-	Path    string // of the program; empty for none
-	// Missing says why the agent cannot be used here; empty if it can.
+	Version string // empty if unknown
+	Path    string // of the program; empty if there is none
+	// Missing is the reason why this server cannot run the agent; empty if it can.
 	Missing string
 	// Credentials reports whether the agent can reach a model.
 	Credentials bool
 	Modes       []Mode
-	// AnyMode allows modes beside Modes.
+	// AnyMode allows modes that are not in Modes.
 	AnyMode bool
-	// PermissionModes are those that the agent has. The mode acceptEdits stands for default if the
-	// agent lacks it.
+	// PermissionModes are the permission modes that the agent supports. A session that asks for an
+	// unsupported acceptEdits gets default instead.
 	PermissionModes []string
 	Models          []Model
 	DefaultModel    string // empty for none
 	Capabilities    Capabilities
-	// NativeID returns the agent's own id of a new session; nil if the agent reports it later.
+	// NativeID returns the agent's own id of a new session. It is nil if the agent reports that id
+	// later.
 	NativeID func(session string) string
-	// OwnUserItems is set if the agent reports the user's messages as items.
+	// OwnUserItems is set if the agent itself reports the user's messages as items.
 	OwnUserItems bool
-	// PendingAssistant makes each turn begin with an empty item of the assistant, which takes the
-	// deltas and the completion of the next assistant's message.
+	// PendingAssistant makes each turn begin with an empty item of the assistant, a placeholder.
+	// The first message of the assistant takes over its id.
 	PendingAssistant bool
 }
 
@@ -57,7 +58,7 @@ type Model struct {
 	DefaultVariant string   `json:"defaultVariant,omitempty"`
 }
 
-// Capabilities are what clients may expect of an agent.
+// Capabilities are the features of an agent.
 type Capabilities struct {
 	PlanMode         bool `json:"planMode"`
 	Permissions      bool `json:"permissions"`
@@ -79,48 +80,48 @@ type Capabilities struct {
 	SharedProcess    bool `json:"sharedProcess"`
 }
 
-// Start is what an agent needs to start or resume a conversation.
+// Start holds the arguments of [Agent.Start].
 type Start struct {
 	Session *proto.AgentSession
 	Native  string // the agent's own id of the session; empty if it has none yet
 	Turns   int64  // number of turns that have started
-	// Running is set if another process drove the turn in progress. Cursor is the last one in the log,
-	// and Pending what waits for an answer.
+	// Running is set if another process drove the turn in progress. Cursor is then the last cursor
+	// in the log, and Pending the questions and permissions without an answer.
 	Running bool
 	Cursor  string
 	Pending []Pending
-	// Report is called with what happens, in order. It blocks while the log is behind. It returns an
-	// error once the conversation is closed.
+	// Report stores what the agent does. The agent calls it in order. Report blocks while the log
+	// is behind, and returns an error once the conversation is closed.
 	Report func(Native) error
 }
 
-// Conversation is a running agent in a session. Its methods are not called concurrently, and do not wait for
-// a call of Start.Report to return.
+// Conversation is an agent running in a session. Its methods are not called concurrently. They must
+// not wait for a call of Start.Report to return.
 type Conversation interface {
-	// Resumed reports whether the conversation continues the turn in progress, see Start.Running. The
-	// turn is ended with an error otherwise.
+	// Resumed reports whether the conversation continues the turn in progress, see Start.Running.
+	// If not, the runner ends the turn with an error.
 	Resumed() bool
-	// Send begins a turn, which ends with a report of a TurnEnded or SessionEnded. No other one is in
-	// progress.
+	// Send begins a turn. The agent ends it by reporting TurnEnded or SessionEnded. Send is never
+	// called during a turn.
 	Send(ctx context.Context, m *Message) error
-	// Answer passes an answer on. After a resumption all answers of the turn are passed on again. The agent
-	// ignores those that it has had.
+	// Answer delivers an answer to the agent. After a resumption the runner delivers all answers of
+	// the turn again, and the agent ignores the ones it already has.
 	Answer(ctx context.Context, a *Answer) error
-	// Interrupt requests the end of the turn in progress. It may be called again.
+	// Interrupt requests the end of the turn in progress. It may be called repeatedly.
 	Interrupt(ctx context.Context) error
-	// Close ends the agent's program. No process is left when it returns.
+	// Close ends the agent's program. It returns when all its processes have ended.
 	Close()
 }
 
-// Native is what an agent has done, before it is an event. Ids of items are the agent's own.
+// Native is a report of an agent, from which the normaliser makes events.
 type Native struct {
 	Type EventType
-	// Data is of the type that belongs to Type. Its ids of items are the agent's own: NativeID and
-	// ParentID of an [Item], and NativeItemID of a [Delta].
+	// Data has the type that belongs to Type. It identifies items by the agent's own ids: NativeID
+	// and ParentID of an [Item], and NativeItemID of a [Delta].
 	Data      any
-	Synthetic bool            // the agent did not do it
-	Raw       json.RawMessage // the agent's own output; nil if it is unknown
-	Cursor    string          // marks the place in the agent's output after it; empty for none
-	// NativeSession is the agent's own id of the session, if it is known from now on.
+	Synthetic bool            // not caused by the agent
+	Raw       json.RawMessage // the agent's own output; nil if unknown
+	Cursor    string          // position in the agent's output after this report; empty for none
+	// NativeSession is the agent's own id of the session, in the report that first contains it.
 	NativeSession string
 }

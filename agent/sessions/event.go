@@ -6,10 +6,10 @@ import (
 	"time"
 )
 
-// EventType is the type of an [Event], which decides the type of its data.
+// EventType is the type of an [Event]. It determines the type of the event's data.
 type EventType string
 
-// The types of events, with the types of their data.
+// The types of events. The comments name the types of their data.
 const (
 	SessionStarted      EventType = "session.started"      // [Started]
 	SessionEnded        EventType = "session.ended"        // [Ended]
@@ -26,7 +26,7 @@ const (
 	Unparsed            EventType = "agent.unparsed"       // [UnparsedOutput]
 )
 
-// Source is who made an event.
+// Source is the origin of an event.
 type Source string
 
 // The sources.
@@ -38,16 +38,16 @@ const (
 // Event is an event of a session in the form of the Sandbox Agent API 0.1.11.
 type Event struct {
 	ID       string    `json:"event_id"`
-	Sequence int64     `json:"sequence"` // from 1, rising, with gaps
+	Sequence int64     `json:"sequence"` // from 1, increasing, with gaps
 	Time     time.Time `json:"time"`
 	Session  string    `json:"session_id"`
-	// NativeSession is the agent's own id of the session; nil if it is not known yet.
+	// NativeSession is the agent's own id of the session; nil if not known yet.
 	NativeSession *string         `json:"native_session_id"`
 	Synthetic     bool            `json:"synthetic"` // made by this server; Source is FromDaemon then
 	Source        Source          `json:"source"`
 	Type          EventType       `json:"type"`
 	Data          json.RawMessage `json:"data"`
-	Raw           json.RawMessage `json:"raw"` // the agent's own output; null if it is unknown
+	Raw           json.RawMessage `json:"raw"` // the agent's own output; null if unknown
 }
 
 // DataOf decodes the data of an event.
@@ -58,7 +58,8 @@ func DataOf[T any](e *Event) (data T, err error) {
 	return data, err
 }
 
-// EndsTurn reports whether a stream of one turn ends after the event.
+// EndsTurn reports whether a client's stream of one turn ends after the event. The turn itself may
+// go on, for example once a question is answered.
 func (e *Event) EndsTurn() bool {
 	switch e.Type {
 	case TurnEnded, SessionEnded, ErrorEvent, Unparsed, PermissionRequested, QuestionRequested:
@@ -155,11 +156,11 @@ const (
 	Failed     ItemStatus = "failed"
 )
 
-// Item is a message, a call of a tool or the like.
+// Item is a message, a tool call, a tool result or the like.
 type Item struct {
-	ID       string     `json:"item_id"`        // itm_ and a number, the same for all events of the item
-	NativeID *string    `json:"native_item_id"` // the agent's; nil for none
-	ParentID *string    `json:"parent_id"`      // in events the id of an item, in a [Native] the agent's; nil for none
+	ID       string     `json:"item_id"`        // itm_N, the same for all events of the item
+	NativeID *string    `json:"native_item_id"` // the agent's own id; nil for none
+	ParentID *string    `json:"parent_id"`      // an ID in an event, a NativeID in a [Native]; nil for none
 	Kind     ItemKind   `json:"kind"`
 	Role     *Role      `json:"role"`
 	Content  []Part     `json:"content"`
@@ -225,10 +226,10 @@ func (p Part) MarshalJSON() ([]byte, error) {
 	return json.Marshal(fields)
 }
 
-// Text returns a part with text.
+// Text returns a text part.
 func Text(text string) Part { return Part{Type: PartText, Text: text} }
 
-// TextOf returns the texts of an item's parts together.
+// TextOf returns the concatenated text parts.
 func TextOf(parts []Part) (text string) {
 	for _, p := range parts {
 		if p.Type == PartText {
@@ -238,7 +239,7 @@ func TextOf(parts []Part) (text string) {
 	return text
 }
 
-// Delta is the data of item.delta: a further piece of an item's text.
+// Delta is the data of item.delta: the next piece of an item's text.
 type Delta struct {
 	ItemID       string  `json:"item_id"`
 	NativeItemID *string `json:"native_item_id"`
@@ -290,7 +291,7 @@ type Question struct {
 	Status   QuestionStatus `json:"status"`
 }
 
-// UnparsedOutput is the data of agent.unparsed: output of an agent that was not understood.
+// UnparsedOutput is the data of agent.unparsed: output of an agent that could not be parsed.
 type UnparsedOutput struct {
 	Error    string  `json:"error"`
 	Location string  `json:"location"`

@@ -8,23 +8,25 @@ import (
 	"strings"
 )
 
-// normaliser turns what an agent reports into events of a turn.
+// normaliser turns an agent's reports into the events of a turn.
 type normaliser struct {
 	info *Info
 	mode string            // permission mode of the session
 	ids  map[string]string // of items of the turn, by the agent's own ids
-	// deltas and completed have the agent's own ids of items that have deltas, and that are complete.
+	// deltas and completed contain the agent's own ids of the items that have deltas or are
+	// complete.
 	deltas, completed map[string]bool
-	assistant         string // the agent's own id of the empty item of the assistant; empty for none
+	placeholder       string // native id of the assistant's empty item; empty if there is none
 }
 
-// begin prepares for a turn that is new, or in progress with these items.
+// begin resets the normaliser for a turn. open contains the items in progress, if the turn is
+// resumed.
 func (n *normaliser) begin(open map[string]string) {
-	n.ids, n.deltas, n.completed, n.assistant = map[string]string{}, map[string]bool{}, map[string]bool{}, ""
+	n.ids, n.deltas, n.completed, n.placeholder = map[string]string{}, map[string]bool{}, map[string]bool{}, ""
 	maps.Copy(n.ids, open)
 }
 
-// replay notes an event of the turn in progress that is in the log.
+// replay applies an event of the turn in progress that is already in the log.
 func (n *normaliser) replay(e *Event) error {
 	switch e.Type {
 	case ItemStarted, ItemCompleted:
@@ -44,22 +46,22 @@ func (n *normaliser) replay(e *Event) error {
 	return nil
 }
 
-// clone returns a copy that shares nothing that is modified.
+// clone returns a copy that can be modified independently.
 func (n *normaliser) clone() normaliser {
 	c := *n
 	c.ids, c.deltas, c.completed = maps.Clone(n.ids), maps.Clone(n.deltas), maps.Clone(n.completed)
 	return c
 }
 
-// batch has the events of an entry while they are made.
+// batch collects the events of one entry.
 type batch struct {
 	*normaliser
 	state   *State
 	events  []Event
-	answers []*Answer // of permissions that need no user
+	answers []*Answer // to permissions that are granted without asking the user
 }
 
-// userItem adds the message of the user as an item, unless the agent reports it.
+// userItem adds the user's message as an item, unless the agent reports it itself.
 func (b *batch) userItem(m *Message) error {
 	if b.info.OwnUserItems {
 		return nil
@@ -73,19 +75,19 @@ func (b *batch) userItem(m *Message) error {
 	return b.add(&started, &Native{Type: ItemCompleted, Data: ItemData{user}, Synthetic: true})
 }
 
-// emptyItem adds the empty item of the assistant, if the agent's turns begin with one.
-func (b *batch) emptyItem(session string, m *Message) error {
+// startPlaceholder adds an empty item of the assistant, if the agent's turns begin with one.
+func (b *batch) startPlaceholder(session string, m *Message) error {
 	if !b.info.PendingAssistant {
 		return nil
 	}
-	b.assistant = pendingAssistant(session, m.Number)
+	b.placeholder = placeholderID(session, m.Number)
 	return b.add(&Native{Type: ItemStarted, Synthetic: true, Data: ItemData{Item{
-		NativeID: new(b.assistant), Kind: KindMessage, Role: new(RoleAssistant), Content: []Part{}, Status: InProgress,
+		NativeID: new(b.placeholder), Kind: KindMessage, Role: new(RoleAssistant), Content: []Part{}, Status: InProgress,
 	}}})
 }
 
-// pendingAssistant is the native id of the empty item of the assistant.
-func pendingAssistant(session string, message int64) string {
+// placeholderID returns the native id of the assistant's empty item.
+func placeholderID(session string, message int64) string {
 	return fmt.Sprintf("%s_pending_assistant_%d", session, message)
 }
 
@@ -125,10 +127,10 @@ func (b *batch) addOne(n *Native) error {
 		}
 	}
 	switch n.Type {
-	case SessionStarted: // the session's own is its first event
+	case SessionStarted: // the service has appended it
 		return nil
-	case TurnStarted:
-		return nil // the runner makes it
+	case TurnStarted: // the runner appends it
+		return nil
 	case TurnEnded:
 		return b.endTurn(n.Data)
 	default:
@@ -136,7 +138,7 @@ func (b *batch) addOne(n *Native) error {
 	}
 }
 
-// event adds an event with data.
+// event adds an event with the given data.
 func (b *batch) event(n *Native, data any) error {
 	e, err := event(n.Type, data)
 	e.Synthetic, e.Raw = n.Synthetic, n.Raw
@@ -160,7 +162,7 @@ func (b *batch) endTurn(data any) error {
 
 func turnID(number int64) string { return fmt.Sprintf("turn_%d", number) }
 
-// dropPending resolves what no longer waits for an answer.
+// dropPending rejects all questions and permissions without an answer.
 func (b *batch) dropPending() error {
 	for _, p := range b.state.Pending {
 		n := &Native{Type: PermissionResolved, Synthetic: true}
@@ -183,23 +185,23 @@ func (b *batch) dropPending() error {
 	return nil
 }
 
-// fail adds an error, and ends the turn.
+// fail adds an error event and ends the turn.
 func (b *batch) fail(code, message string) error {
 	n := &Native{Type: ErrorEvent, Synthetic: true, Data: Failure{Message: message, Code: &code}}
 	return b.add(n, &Native{Type: TurnEnded})
 }
 
-// item adds an event of an item.
+// item adds the events that a report about an item leads to.
 func (b *batch) item(n *Native, x Item) error {
 	native := ""
 	if x.NativeID != nil {
 		native = *x.NativeID
 	}
 	isAnswer := x.Kind == KindMessage && x.Role != nil && *x.Role == RoleAssistant
-	if isAnswer && b.assistant != "" && native != b.assistant { // the empty item is this one
-		b.ids[native] = b.ids[b.assistant]
-		b.rename(b.assistant, native)
-		b.assistant = ""
+	if isAnswer && b.placeholder != "" && native != b.placeholder { // this message replaces the placeholder
+		b.ids[native] = b.ids[b.placeholder]
+		b.rename(b.placeholder, native)
+		b.placeholder = ""
 	}
 	if b.completed[native] && native != "" {
 		return nil
@@ -234,7 +236,7 @@ func (b *batch) item(n *Native, x Item) error {
 	return b.event(n, ItemData{x})
 }
 
-// rename makes an item known under another id of the agent's.
+// rename changes the native id of an item in progress.
 func (b *batch) rename(from, to string) {
 	if id, ok := b.state.Open[from]; ok {
 		delete(b.state.Open, from)
@@ -243,7 +245,7 @@ func (b *batch) rename(from, to string) {
 	b.deltas[to] = b.deltas[from]
 }
 
-// open notes that an item is in progress.
+// open marks an item as in progress.
 func (b *batch) open(native, id string) {
 	if native == "" {
 		return
@@ -254,7 +256,8 @@ func (b *batch) open(native, id string) {
 	b.state.Open[native] = id
 }
 
-// id returns the id of an item.
+// id returns the id of the item with a native id. It assigns a new id if the item is new or has no
+// native id.
 func (b *batch) id(native string) string {
 	if id := b.ids[native]; id != "" && native != "" {
 		return id
@@ -273,10 +276,10 @@ func (b *batch) delta(n *Native, d Delta) error {
 	if d.NativeItemID != nil {
 		native = *d.NativeItemID
 	}
-	if b.assistant != "" && native != b.assistant && b.ids[native] == "" {
-		b.ids[native] = b.ids[b.assistant]
-		b.rename(b.assistant, native)
-		b.assistant = ""
+	if b.placeholder != "" && native != b.placeholder && b.ids[native] == "" {
+		b.ids[native] = b.ids[b.placeholder]
+		b.rename(b.placeholder, native)
+		b.placeholder = ""
 	}
 	if b.state.Open[native] == "" {
 		started := Item{
@@ -290,11 +293,11 @@ func (b *batch) delta(n *Native, d Delta) error {
 	return b.event(n, d)
 }
 
-// permission adds a request for a permission. It answers it itself if the user's mode or an earlier
-// answer allows it.
+// permission adds a request for a permission. It grants the permission itself if the session's mode
+// or an earlier answer allows it.
 func (b *batch) permission(n *Native, p Permission) error {
 	p.Status = PermissionPending
-	if b.mode == PermissionAcceptEdits && p.isFileChange() { // it is not shown
+	if b.mode == PermissionAcceptEdits && p.isFileChange() { // clients do not see it
 		b.state.Sequence++
 		p.Status = PermissionAccepted
 		b.answers = append(b.answers, &Answer{Permission: &p})
@@ -312,7 +315,7 @@ func (b *batch) permission(n *Native, p Permission) error {
 	return b.event(&Native{Type: PermissionResolved, Synthetic: true}, p)
 }
 
-// permissionFields are what permissions are recognised by.
+// permissionFields are the metadata that identify what a permission is for. Each agent has its own.
 type permissionFields struct {
 	Permission string `json:"permission"`
 	Kind       string `json:"codexRequestKind"`
@@ -325,20 +328,20 @@ type permissionFields struct {
 }
 
 func (p *Permission) fields() (f permissionFields) {
-	_ = json.Unmarshal(p.Metadata, &f) // other fields than these are an agent's own
+	_ = json.Unmarshal(p.Metadata, &f) // agents may give these fields other types
 	return f
 }
 
 func (p *Permission) isFileChange() bool {
 	kinds := []string{"filechange", "file_change", "edit", "write", "multiedit", "notebookedit"}
 	f := p.fields()
-	return slices.ContainsFunc([]string{p.Action, f.Kind, f.Permission, f.Tool, f.ToolName}, func(word string) bool {
-		return slices.Contains(kinds, strings.ToLower(word))
+	return slices.ContainsFunc([]string{p.Action, f.Kind, f.Permission, f.Tool, f.ToolName}, func(name string) bool {
+		return slices.Contains(kinds, strings.ToLower(name))
 	})
 }
 
-// scopes returns what an answer for the session is about: the kind of the permission, with the command if it is
-// for one. Otherwise one answer would allow all commands.
+// scopes returns what a grant for the session covers: the kinds of the permission, each with the
+// command if there is one. Without the command, one grant would allow all commands.
 func (p *Permission) scopes() (list []string) {
 	f := p.fields()
 	command := f.Command
@@ -349,15 +352,15 @@ func (p *Permission) scopes() (list []string) {
 	if command != nil {
 		suffix = " " + fmt.Sprint(command)
 	}
-	for _, word := range []string{p.Action, f.Permission, f.Kind, f.Tool, f.ToolName} {
-		if word != "" {
-			list = append(list, strings.ToLower(word)+suffix)
+	for _, name := range []string{p.Action, f.Permission, f.Kind, f.Tool, f.ToolName} {
+		if name != "" {
+			list = append(list, strings.ToLower(name)+suffix)
 		}
 	}
 	return list
 }
 
-// allow notes that a permission is granted for the session.
+// allow grants a permission for the session.
 func (s *State) allow(p *Permission) {
 	for _, scope := range p.scopes() {
 		if !slices.Contains(s.Always, scope) && len(scope) <= maxScope && len(s.Always) < maxScopes {
@@ -366,7 +369,7 @@ func (s *State) allow(p *Permission) {
 	}
 }
 
-// Limits of what is noted of permissions for the session. The user is asked again for others.
+// Limits of the scopes granted for a session. Beyond them, the agent asks the user again.
 const (
 	maxScope  = 1024
 	maxScopes = 100

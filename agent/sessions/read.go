@@ -18,8 +18,8 @@ type Reader struct {
 	follower Follower // nil until it is needed
 }
 
-// Read returns a reader of the events with sequence numbers greater than offset. Its error is an [*Error]
-// if there is no such session. The reader must be closed.
+// Read returns a reader of the events with sequence numbers greater than offset. The caller must
+// close it. The error is an [*Error] if there is no such session.
 func (s *Service) Read(ctx context.Context, org, id string, offset int64) (*Reader, error) {
 	l, err := s.open(ctx, org, id)
 	if err != nil {
@@ -30,12 +30,12 @@ func (s *Service) Read(ctx context.Context, org, id string, offset int64) (*Read
 	return r, publicError(err, id)
 }
 
-// ReadTurn returns a reader that begins with the entries after a message.
+// ReadTurn returns a reader of the entries after a sent message. The caller must close it.
 func (s *Service) ReadTurn(org, id string, sent *Sent) *Reader {
 	return &Reader{logs: s.Logs, org: org, id: proto.AgentSessionKey(id), session: id, after: sent.After}
 }
 
-// seek returns a number with which the entries begin that have events after offset.
+// seek returns a number after which the entries with events after offset begin.
 func (l *log) seek(ctx context.Context, offset int64) (uint64, error) {
 	if offset <= 0 {
 		return 0, nil
@@ -43,7 +43,7 @@ func (l *log) seek(ctx context.Context, offset int64) (uint64, error) {
 	if offset >= l.state.Sequence {
 		return l.at, nil
 	}
-	low, high := uint64(0), l.at-1 // the entry after high has such events
+	low, high := uint64(0), l.at-1 // the entry after number high has events after offset
 	for low < high {
 		middle := low + (high-low)/2
 		message, _, err := l.logs.Next(ctx, l.session.Org, l.session.LogID(), middle)
@@ -51,7 +51,7 @@ func (l *log) seek(ctx context.Context, offset int64) (uint64, error) {
 			return 0, err
 		}
 		if message == nil {
-			return middle, nil // they were removed meanwhile
+			return middle, nil // removed meanwhile
 		}
 		e, err := decodeEntry(message)
 		if err != nil {
@@ -66,8 +66,9 @@ func (l *log) seek(ctx context.Context, offset int64) (uint64, error) {
 	return low, nil
 }
 
-// Next returns the next entry, without events up to the offset. At the end of the log it returns nil, or
-// if wait is set waits for another one. Its error is an [*Error] if the session was removed.
+// Next returns the next entry, without the events up to the offset. At the end of the log it
+// returns nil, or blocks until there is another entry if wait is set. The error is an [*Error] if
+// the session was removed.
 func (r *Reader) Next(ctx context.Context, wait bool) (*Entry, error) {
 	message, at, err := r.next(ctx, wait)
 	if err != nil || message == nil {
@@ -97,7 +98,7 @@ func (r *Reader) next(ctx context.Context, wait bool) (message []byte, at uint64
 	return r.follower.Next(ctx, r.after)
 }
 
-// Close ends the reader.
+// Close releases the reader.
 func (r *Reader) Close() {
 	if r.follower != nil {
 		r.follower.Close()

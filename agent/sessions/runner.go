@@ -13,44 +13,47 @@ import (
 )
 
 const (
-	// deltaEvery is the least time between two entries that have deltas alone. Others do not wait.
+	// deltaEvery is the minimum time between two entries that contain only deltas. Other events do
+	// not wait.
 	deltaEvery = 10 * time.Millisecond
-	// maxBatch bounds the reports whose events are one entry.
+	// maxBatch bounds the reports that become one entry.
 	maxBatch = 256
 	// storeTimeout bounds each change of the store.
 	storeTimeout = 30 * time.Second
-	// checkKeyEvery is how often a runner looks at the API key of a session with work.
+	// checkKeyEvery is how often a runner checks the API key of a session with work.
 	checkKeyEvery = 2 * time.Second
 )
 
 // ActiveRecords are the records of the sessions with work.
 type ActiveRecords interface {
-	// Deactivate stores that a session has no work, and that notices up to a sequence number were sent.
+	// Deactivate marks a session as having no work, and stores that the webhooks of events up to
+	// sequence number notified exist.
 	Deactivate(ctx context.Context, org, id string, notified int64) error
-	// Activate stores that a session has work for a runner.
+	// Activate marks a session as having work for a runner.
 	Activate(ctx context.Context, org, id string) error
 }
 
-// Runner drives sessions. Its fields are set before its use.
+// Runner drives sessions. Its fields must be set before use.
 type Runner struct {
 	Logs    Logs
 	Records ActiveRecords
 	Agent   func(id string) (Agent, bool)
-	// CheckKey returns an error for which [proto.Final] is true if an API key may no longer be used.
+	// CheckKey returns an error for which [proto.Final] is true if an API key is no longer valid.
 	CheckKey func(ctx context.Context, id string) error
-	// Notify creates the webhook of an event. It is called again after a crash.
+	// Notify creates the webhook of an event. It must be idempotent: after a crash it is called
+	// again.
 	Notify func(ctx context.Context, x *proto.AgentSession, n Notice) error
 	Log    *slog.Logger
 }
 
-// errLost is returned if another runner drives the session.
-var errLost = fmt.Errorf("another process drives the session: %w", proto.ErrConflict)
+// errSuperseded is returned if another runner drives the session.
+var errSuperseded = fmt.Errorf("another process drives the session: %w", proto.ErrConflict)
 
-// CarryOut drives a session until it has no more work, or ctx is done. After an error it can be
-// continued. The error is a [proto.ErrConflict] if another process drives the session.
+// CarryOut drives a session until it has no more work or ctx is done. It may be called again after
+// an error. The error is a [proto.ErrConflict] if another process drives the session.
 func (r *Runner) CarryOut(ctx context.Context, x proto.AgentSession) error {
 	l, err := load(ctx, r.Logs, &x)
-	if errors.Is(err, proto.ErrNotFound) { // it is being created, or has expired
+	if errors.Is(err, proto.ErrNotFound) { // being created, or expired
 		return r.Records.Deactivate(ctx, x.Org, x.ID, x.Notified)
 	}
 	if err != nil {
@@ -67,17 +70,17 @@ func (r *Runner) CarryOut(ctx context.Context, x proto.AgentSession) error {
 	return d.run(ctx)
 }
 
-// report is what an agent reported, or the end of a conversation.
+// report is an agent's report, with the conversation that it comes from.
 type report struct {
 	Native
 	of *conversation
 }
 
-// conversation is a conversation of a drive.
+// conversation is an agent's conversation, as a drive uses it.
 type conversation struct {
 	Conversation
 	cancel context.CancelFunc
-	closed chan struct{} // closed when reports are no longer read
+	closed chan struct{} // closed when the drive no longer reads reports
 }
 
 // queued is a message in the queue, with the number of the entry before it.
@@ -86,7 +89,8 @@ type queued struct {
 	after uint64
 }
 
-// queuedAfter returns the number of the entry before the first message of a queue; 0 if it is empty.
+// queuedAfter returns the number of the entry before the first message of a queue; 0 if the queue
+// is empty.
 func queuedAfter(queue []queued) uint64 {
 	if len(queue) == 0 {
 		return 0
@@ -102,16 +106,16 @@ type drive struct {
 	agent    Agent
 	id       string
 	queue    []queued
-	seen     []*Entry // that other processes appended, and that were not handled
-	notified int64
+	appended []*Entry // appended by other processes and not handled yet
+	notified int64    // sequence number of the last event whose webhook exists
 	reports  chan report
-	talk     *conversation // nil for none
-	flushed  time.Time     // of the last entry
+	talk     *conversation // nil if there is none
+	flushed  time.Time     // when reports were stored last
 }
 
 // run drives the session.
 func (d *drive) run(ctx context.Context) error {
-	defer d.close()
+	defer d.closeConversation()
 	if err := d.readQueue(ctx); err != nil {
 		return err
 	}
@@ -121,10 +125,10 @@ func (d *drive) run(ctx context.Context) error {
 	}
 	defer follower.Close()
 	ctx, cancel := context.WithCancel(ctx)
-	changed := make(chan appended)
+	changed := make(chan change)
 	defer func() {
 		cancel()
-		for range changed { // until the goroutine has ended
+		for range changed { // wait for watch to return
 		}
 	}()
 	go d.watch(ctx, follower, d.log.at, changed)
@@ -137,7 +141,7 @@ func (d *drive) run(ctx context.Context) error {
 		return err
 	}
 	for {
-		if err := d.handleSeen(ctx); err != nil {
+		if err := d.handleAppended(ctx); err != nil {
 			return err
 		}
 		if done, err := d.step(ctx); done || err != nil {
@@ -153,7 +157,7 @@ func (d *drive) run(ctx context.Context) error {
 		case c := <-changed:
 			err := c.err
 			if err == nil && c.at > d.log.at {
-				err = d.log.catchUp(ctx, d.note)
+				err = d.log.catchUp(ctx, d.queueEntry)
 			}
 			if err != nil {
 				return err
@@ -166,19 +170,20 @@ func (d *drive) run(ctx context.Context) error {
 	}
 }
 
-// appended is the number of an entry that was appended, or why no further ones can be read.
-type appended struct {
+// change is the number of an appended entry, or the error that ended the watch.
+type change struct {
 	at  uint64
 	err error
 }
 
-// watch sends the numbers of entries that are appended.
-func (d *drive) watch(ctx context.Context, follower Follower, after uint64, changed chan<- appended) {
+// watch sends the number of each entry appended after a number. It closes changed when ctx is done
+// or after an error.
+func (d *drive) watch(ctx context.Context, follower Follower, after uint64, changed chan<- change) {
 	defer close(changed)
 	for ctx.Err() == nil {
 		_, at, err := follower.Next(ctx, after)
 		select {
-		case changed <- appended{at, err}:
+		case changed <- change{at, err}:
 			after = at
 		case <-ctx.Done():
 		}
@@ -194,7 +199,7 @@ func (d *drive) readQueue(ctx context.Context) error {
 	for after := state.QueuedAfter; state.Queued() > 0 && after < d.log.at; {
 		message, at, err := d.Logs.Next(ctx, d.log.session.Org, d.log.session.LogID(), after)
 		if errors.Is(err, proto.ErrNotFound) || message == nil {
-			return nil // they have expired
+			return nil // expired
 		}
 		if err != nil {
 			return err
@@ -211,27 +216,29 @@ func (d *drive) readQueue(ctx context.Context) error {
 	return nil
 }
 
-// note notes an entry that another process has appended.
-func (d *drive) note(e *Entry) error {
+// queueEntry queues an entry that another process has appended. It returns errSuperseded if that
+// process is a runner.
+func (d *drive) queueEntry(e *Entry) error {
 	switch {
 	case e.Runner != "":
-		return errLost
+		return errSuperseded
 	case e.Message != nil:
 		d.queue = append(d.queue, queued{e.Message, e.State.MessageAfter})
 	default:
-		d.seen = append(d.seen, e)
+		d.appended = append(d.appended, e)
 	}
 	return nil
 }
 
-// append appends an entry with the events of a batch, unless it has none.
+// append appends an entry with the events that fill adds to a batch. It appends nothing if the
+// batch changes nothing.
 func (d *drive) append(ctx context.Context, turn int64, fill func(*batch) error) error {
 	ctx, cancel := context.WithTimeout(ctx, storeTimeout)
 	defer cancel()
 	var b *batch
-	kept := d.clone()
-	_, err := d.log.append(ctx, d.note, func(state *State) (*Entry, error) {
-		d.normaliser = kept.clone()
+	saved := d.clone()
+	_, err := d.log.append(ctx, d.queueEntry, func(state *State) (*Entry, error) {
+		d.normaliser = saved.clone()
 		before := *state
 		b = &batch{normaliser: &d.normaliser, state: state}
 		state.Unnotified, state.Runner = state.unnotified(d.notified), d.id
@@ -263,7 +270,7 @@ func (d *drive) append(ctx context.Context, turn int64, fill func(*batch) error)
 	return nil
 }
 
-// notify creates the webhooks of events.
+// notify creates the webhooks that the log requires and that do not exist yet.
 func (d *drive) notify(ctx context.Context) error {
 	for _, n := range d.log.state.unnotified(d.notified) {
 		if err := d.Notify(ctx, d.log.session, n); err != nil {
@@ -274,7 +281,7 @@ func (d *drive) notify(ctx context.Context) error {
 	return nil
 }
 
-// checkKey ends a session whose API key may no longer be used.
+// checkKey ends the session if its API key is no longer valid.
 func (d *drive) checkKey(ctx context.Context) error {
 	if err := d.CheckKey(ctx, d.log.session.Key); !proto.Final(err) {
 		return nil
@@ -282,15 +289,15 @@ func (d *drive) checkKey(ctx context.Context) error {
 	return d.end(ctx, "the API key with which the session was created is no longer valid")
 }
 
-// endFull ends a session whose log is full.
+// endFull ends the session because its log is full.
 func (d *drive) endFull(ctx context.Context) error {
 	return d.end(ctx, fmt.Sprintf("the session has %d MiB of events, which is the limit; create another",
 		proto.MaxAgentSessionBytes>>20))
 }
 
-// end ends a session for a reason.
+// end ends the session. reason is a sentence for its clients.
 func (d *drive) end(ctx context.Context, reason string) error {
-	_, err := d.log.append(ctx, d.note, func(state *State) (*Entry, error) {
+	_, err := d.log.append(ctx, d.queueEntry, func(state *State) (*Entry, error) {
 		if state.Ended == EndTerminated {
 			return nil, nil
 		}
@@ -304,7 +311,7 @@ func (d *drive) end(ctx context.Context, reason string) error {
 	return err
 }
 
-// takeOver continues the turn that another runner has driven, or ends it.
+// takeOver continues the turn in progress that another runner started, or ends it with an error.
 func (d *drive) takeOver(ctx context.Context) error {
 	state := &d.log.state
 	d.begin(state.Open)
@@ -324,7 +331,7 @@ func (d *drive) takeOver(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
-	d.hangUp()
+	d.closeConversation()
 	return d.append(ctx, state.Turns, func(b *batch) error {
 		if !b.state.Running {
 			return nil
@@ -334,14 +341,14 @@ func (d *drive) takeOver(ctx context.Context) error {
 	})
 }
 
-// readTurn reads the turn in progress: its items for the normaliser, and what users did. Nobody knows whether the
-// agent has heard of the latter.
+// readTurn reads the turn in progress. It restores the normaliser, and queues the answers and
+// interrupts of users, because the agent may not have received them.
 func (d *drive) readTurn(ctx context.Context) error {
 	state := &d.log.state
 	for after := state.TurnAfter; after < d.log.at; {
 		message, at, err := d.Logs.Next(ctx, d.log.session.Org, d.log.session.LogID(), after)
 		if errors.Is(err, proto.ErrNotFound) || message == nil || at > d.log.at {
-			break // the beginning has expired, or the end is new
+			break // the beginning has expired, or the entry is newer
 		}
 		if err != nil {
 			return err
@@ -356,29 +363,30 @@ func (d *drive) readTurn(ctx context.Context) error {
 			}
 		}
 		if e.Answer != nil || e.Interrupt {
-			d.seen = append(d.seen, e)
+			d.appended = append(d.appended, e)
 		}
 		after = at
 	}
-	if id := pendingAssistant(d.log.session.ID, state.Turns); state.Open[id] != "" {
-		d.assistant = id
+	if id := placeholderID(d.log.session.ID, state.Turns); state.Open[id] != "" {
+		d.placeholder = id
 	}
 	return nil
 }
 
-// replayEvent notes an event of the turn in progress. An answer by the runner itself is handled like a user's.
+// replayEvent restores the normaliser from an event of the turn in progress. It queues a permission
+// that the runner itself granted like a user's answer.
 func (d *drive) replayEvent(e *Entry, v *Event) error {
 	if e.Answer == nil && v.Type == PermissionResolved {
 		p, err := DataOf[Permission](v)
 		if err != nil {
 			return err
 		}
-		d.seen = append(d.seen, &Entry{Answer: &Answer{Permission: &p}, Turn: e.Turn})
+		d.appended = append(d.appended, &Entry{Answer: &Answer{Permission: &p}, Turn: e.Turn})
 	}
 	return d.replay(v)
 }
 
-// start starts the agent.
+// start starts the agent. running reports whether a turn is in progress.
 func (d *drive) start(ctx context.Context, running bool) error {
 	state := &d.log.state
 	ctx, cancel := context.WithCancel(ctx)
@@ -404,8 +412,8 @@ func (d *drive) start(ctx context.Context, running bool) error {
 	return nil
 }
 
-// hangUp ends the conversation, if there is one.
-func (d *drive) hangUp() {
+// closeConversation closes the conversation, if there is one.
+func (d *drive) closeConversation() {
 	if d.talk == nil {
 		return
 	}
@@ -415,13 +423,11 @@ func (d *drive) hangUp() {
 	d.talk = nil
 }
 
-func (d *drive) close() { d.hangUp() }
-
-// handleSeen handles what other processes have appended.
-func (d *drive) handleSeen(ctx context.Context) error {
-	for len(d.seen) > 0 {
-		e := d.seen[0]
-		d.seen = d.seen[1:]
+// handleAppended passes answers and interrupts that other processes have appended to the agent.
+func (d *drive) handleAppended(ctx context.Context) error {
+	for len(d.appended) > 0 {
+		e := d.appended[0]
+		d.appended = d.appended[1:]
 		switch {
 		case e.Answer != nil:
 			if err := d.answer(ctx, e.Answer); err != nil {
@@ -436,7 +442,7 @@ func (d *drive) handleSeen(ctx context.Context) error {
 	return nil
 }
 
-// answer passes an answer on to the agent.
+// answer delivers an answer to the agent.
 func (d *drive) answer(ctx context.Context, a *Answer) error {
 	if d.talk == nil {
 		return nil
@@ -447,12 +453,12 @@ func (d *drive) answer(ctx context.Context, a *Answer) error {
 	return nil
 }
 
-// failTurn ends the turn because the agent cannot be reached.
+// failTurn closes the conversation and ends the turn, because the agent returned an error.
 func (d *drive) failTurn(ctx context.Context, step string, cause error) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
-	d.hangUp()
+	d.closeConversation()
 	d.Log.WarnContext(ctx, "agent not reached", "session", d.log.session.ID, "org", d.log.session.Org, "step", step,
 		"error", cause)
 	return d.append(ctx, d.log.state.Turns, func(b *batch) error {
@@ -460,7 +466,7 @@ func (d *drive) failTurn(ctx context.Context, step string, cause error) error {
 	})
 }
 
-// publicMessage returns what clients may know of an error of an agent.
+// publicMessage returns the part of an agent's error that clients may see.
 func publicMessage(err error) string {
 	if e, ok := errors.AsType[*Error](err); ok {
 		return e.Message
@@ -468,30 +474,31 @@ func publicMessage(err error) string {
 	return "an internal error, which is in this server's log"
 }
 
-// step starts the next turn if none is in progress. It reports whether the session has no more work.
+// step starts the next turn if none is in progress. It reports whether the session has no more
+// work.
 func (d *drive) step(ctx context.Context) (done bool, err error) {
 	state := &d.log.state
 	switch {
 	case state.Ended == EndTerminated:
 		d.queue = nil
-		d.hangUp()
+		d.closeConversation()
 	case state.Running:
 		return false, nil
 	case len(d.queue) > 0 && state.Ended == EndError:
 		return false, d.failMessage(ctx)
 	case len(d.queue) > 0:
-		if state.Ended != "" { // the agent has ended, too
-			d.hangUp()
+		if state.Ended != "" { // the agent's program has ended, too
+			d.closeConversation()
 		}
 		return false, d.startTurn(ctx)
 	case state.Queued() > 0:
 		return false, d.dropExpired(ctx)
 	}
-	d.hangUp()
+	d.closeConversation()
 	return true, d.finish(ctx)
 }
 
-// finish stores that the session has no more work, if that is still so.
+// finish deactivates the session, and reactivates it if work has arrived meanwhile.
 func (d *drive) finish(ctx context.Context) error {
 	if err := d.notify(ctx); err != nil {
 		return err
@@ -500,7 +507,6 @@ func (d *drive) finish(ctx context.Context) error {
 	if err := d.Records.Deactivate(ctx, x.Org, x.ID, d.notified); err != nil {
 		return err
 	}
-	// A message may have come in between.
 	now, err := load(ctx, d.Logs, x)
 	if errors.Is(err, proto.ErrNotFound) {
 		return nil
@@ -519,9 +525,9 @@ func (d *drive) startTurn(ctx context.Context) error {
 		if next.Number <= b.state.Interrupted {
 			return b.add(&Native{Type: TurnEnded})
 		}
-		return b.emptyItem(d.log.session.ID, next.Message)
+		return b.startPlaceholder(d.log.session.ID, next.Message)
 	})
-	if err != nil || !d.log.state.Running { // the session was terminated, or the message interrupted
+	if err != nil || !d.log.state.Running { // the session was terminated or the turn interrupted
 		return err
 	}
 	if d.talk == nil {
@@ -535,17 +541,18 @@ func (d *drive) startTurn(ctx context.Context) error {
 	return nil
 }
 
-// failMessage ends the turn of the first message in the queue, because the agent's program has failed.
+// failMessage fails the turn of the first queued message, because the agent's program has failed.
 func (d *drive) failMessage(ctx context.Context) error {
 	return d.beginTurn(ctx, func(b *batch) error {
 		return b.fail(string(AgentExited), "the agent's program ended before this message's turn; create another session")
 	})
 }
 
-// dropExpired drops messages from the queue that are no longer in the log.
+// dropExpired drops the queued messages that the log no longer contains, and reports them as an
+// error.
 func (d *drive) dropExpired(ctx context.Context) error {
 	return d.append(ctx, 0, func(b *batch) error {
-		lost := b.state.Queued() - int64(len(d.queue)) // new ones may have come
+		lost := b.state.Queued() - int64(len(d.queue)) // d.queue may have grown
 		b.state.Turns, b.state.QueuedAfter = b.state.Turns+lost, queuedAfter(d.queue)
 		return b.add(&Native{Type: ErrorEvent, Synthetic: true, Data: Failure{
 			Code: new("message_expired"), Message: fmt.Sprintf("%d messages expired before their turns; send them again", lost),
@@ -553,7 +560,7 @@ func (d *drive) dropExpired(ctx context.Context) error {
 	})
 }
 
-// beginTurn takes the first message from the queue and begins its turn, with events that fill adds.
+// beginTurn removes the first message from the queue and begins its turn. fill adds further events.
 func (d *drive) beginTurn(ctx context.Context, fill func(*batch) error) error {
 	next := d.queue[0]
 	err := d.append(ctx, next.Number, func(b *batch) error {
@@ -575,26 +582,27 @@ func (d *drive) beginTurn(ctx context.Context, fill func(*batch) error) error {
 	return err
 }
 
-// store stores a report, with others that arrive meanwhile.
+// store stores a report together with others that have arrived. Deltas wait up to deltaEvery for
+// more.
 func (d *drive) store(ctx context.Context, first report) error {
 	reports := []*Native{}
-	only := true // deltas
+	onlyDeltas := true
 	add := func(r report) {
 		if r.of == d.talk {
 			n := r.Native
-			only = only && n.Type == ItemDelta
+			onlyDeltas = onlyDeltas && n.Type == ItemDelta
 			reports = append(reports, &n)
 		}
 	}
 	add(first)
 	var wait <-chan time.Time
-	if left := deltaEvery - time.Since(d.flushed); only && left > 0 {
+	if left := deltaEvery - time.Since(d.flushed); onlyDeltas && left > 0 {
 		timer := time.NewTimer(left)
 		defer timer.Stop()
 		wait = timer.C
 	}
 	for more := true; more && len(reports) < maxBatch; {
-		if only && wait != nil {
+		if onlyDeltas && wait != nil {
 			select {
 			case r := <-d.reports:
 				add(r)
@@ -616,5 +624,5 @@ func (d *drive) store(ctx context.Context, first report) error {
 		return nil
 	}
 	d.flushed = time.Now()
-	return d.append(ctx, d.log.state.turn(), func(b *batch) error { return b.add(reports...) })
+	return d.append(ctx, d.log.state.currentTurn(), func(b *batch) error { return b.add(reports...) })
 }

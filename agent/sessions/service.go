@@ -16,30 +16,30 @@ import (
 
 // Records stores the records of sessions.
 type Records interface {
-	// Create stores a new session. It returns [proto.ErrExists] if there is one with its id, and a
-	// [*proto.QuotaError] if the organisation has too many.
+	// Create stores a new session. It returns [proto.ErrExists] if the id is in use, and a
+	// [*proto.QuotaError] if the organisation has too many sessions.
 	Create(ctx context.Context, x *proto.AgentSession) error
-	// Find returns a session, or [proto.ErrNotFound].
+	// Find returns a session. It returns [proto.ErrNotFound] if there is none.
 	Find(ctx context.Context, org, id string) (proto.AgentSession, error)
 	// List returns the sessions of an organisation, the newest first.
 	List(org string) []proto.AgentSession
-	// Change changes a session, and returns it. It returns [proto.ErrNotFound] if there is none, and the
-	// errors of change, which may be called again.
+	// Change applies change to a session and returns the session. It may call change repeatedly,
+	// and returns its error. It returns [proto.ErrNotFound] if there is no such session.
 	Change(ctx context.Context, org, id string, change func(*proto.AgentSession) error) (proto.AgentSession, error)
-	// Activate stores that a session has work for a runner.
+	// Activate marks a session as having work for a runner.
 	Activate(ctx context.Context, org, id string) error
 	// Remove removes a session with its log. It returns [proto.ErrNotFound] if there is none.
 	Remove(ctx context.Context, org, id string) error
 }
 
-// Service has what clients do with sessions. Its fields are set before its use.
+// Service implements what clients do with sessions. Its fields must be set before use.
 type Service struct {
 	Records Records
 	Logs    Logs
-	Agents  []Agent // in the order of lists
+	Agents  []Agent // in the order in which clients see them
 }
 
-// Agent returns an agent.
+// Agent returns the agent with an id, and whether there is one.
 func (s *Service) Agent(id string) (Agent, bool) {
 	at := slices.IndexFunc(s.Agents, func(a Agent) bool { return a.Info().ID == id })
 	if at < 0 {
@@ -48,7 +48,7 @@ func (s *Service) Agent(id string) (Agent, bool) {
 	return s.Agents[at], true
 }
 
-// Kind is what is wrong with a request.
+// Kind is the kind of an [Error].
 type Kind string
 
 // The kinds.
@@ -62,12 +62,12 @@ const (
 	AgentExited       Kind = "agent_process_exited"
 )
 
-// Error is an error of a request, for its client.
+// Error is an error that the client of a request sees.
 type Error struct {
 	Kind    Kind
 	Message string
-	Agent   string         // it is about; empty for none
-	Session string         // it is about; empty for none
+	Agent   string         // the agent concerned; empty for none
+	Session string         // the session concerned; empty for none
 	Details map[string]any // nil for none
 }
 
@@ -82,7 +82,7 @@ func notFound(id string) error {
 	return &Error{Kind: SessionNotFound, Message: "session not found: " + shortenID(id), Session: shortenID(id)}
 }
 
-// shortenID returns a session's id for a message. Clients may choose long ones.
+// shortenID returns a session's id for an error message. The id in a request may be too long.
 func shortenID(id string) string {
 	if len(id) <= proto.MaxAgentSessionID {
 		return id
@@ -90,7 +90,7 @@ func shortenID(id string) string {
 	return proto.Shorten(id)
 }
 
-// publicError returns an error of the store as what clients are told about a session.
+// publicError turns a [proto.ErrNotFound] of the store into an [*Error] about the session.
 func publicError(err error, id string) error {
 	if errors.Is(err, proto.ErrNotFound) {
 		return notFound(id)
@@ -98,7 +98,7 @@ func publicError(err error, id string) error {
 	return err
 }
 
-// FindAgent returns an agent. Its error is an [*Error] if there is none.
+// FindAgent returns the agent with an id. The error is an [*Error] if there is none.
 func (s *Service) FindAgent(id string) (Agent, error) {
 	if a, ok := s.Agent(id); ok {
 		return a, nil
@@ -116,14 +116,14 @@ const (
 	PermissionAcceptEdits = "acceptEdits"
 )
 
-// keyLife is how long an idempotency key stands for its message.
+// keyLife is how long an idempotency key prevents a second message.
 const keyLife = 24 * time.Hour
 
-// DefaultMode is the mode of a session that names none.
+// DefaultMode is the agent mode of a session whose request has none.
 const DefaultMode = "build"
 
-// Create stores a new session, whose Org, Key, ID and Agent are set, and completes x. Its error is an [*Error] if
-// the request is wrong.
+// Create stores a new session and sets the defaults and times of x. The caller sets Org, Key, ID
+// and Agent. The error is an [*Error] if the request is invalid.
 func (s *Service) Create(ctx context.Context, x *proto.AgentSession) error {
 	agent, err := s.FindAgent(x.Agent)
 	if err != nil {
@@ -135,32 +135,32 @@ func (s *Service) Create(ctx context.Context, x *proto.AgentSession) error {
 	exists := &Error{
 		Kind: SessionExists, Message: "session already exists: " + shortenID(x.ID), Session: shortenID(x.ID),
 	}
-	if _, err := s.open(ctx, x.Org, x.ID); err == nil { // clients expect this error before those about modes
+	if _, err := s.open(ctx, x.Org, x.ID); err == nil { // clients expect this error before the errors about modes
 		return exists
 	}
-	if err := complete(x, agent.Info()); err != nil {
+	if err := setDefaults(x, agent.Info()); err != nil {
 		return err
 	}
 	x.CreatedAt = time.Now().UTC()
 	x.UpdatedAt = x.CreatedAt
 	switch err := s.Records.Create(ctx, x); {
 	case errors.Is(err, proto.ErrExists):
-		if err := s.beginExisting(ctx, x); err != nil {
+		if err := s.ensureLog(ctx, x); err != nil {
 			return err
 		}
 		return exists
 	case err != nil:
 		return err
 	}
-	if err := s.begin(ctx, x, agent.Info()); !errors.Is(err, proto.ErrConflict) {
+	if err := s.createLog(ctx, x, agent.Info()); !errors.Is(err, proto.ErrConflict) {
 		return err
 	}
-	return nil // beginExisting was faster
+	return nil // a concurrent ensureLog has created the log
 }
 
-// beginExisting begins the log of a session that has a record, if it has none: a gateway may have died between
-// the two writes, and a log may have expired.
-func (s *Service) beginExisting(ctx context.Context, x *proto.AgentSession) error {
+// ensureLog creates the log of a session that has a record but no log. A gateway may have died
+// between the two writes, or the log may have expired.
+func (s *Service) ensureLog(ctx context.Context, x *proto.AgentSession) error {
 	existing, err := s.Records.Find(ctx, x.Org, x.ID)
 	if errors.Is(err, proto.ErrNotFound) {
 		return nil
@@ -175,14 +175,14 @@ func (s *Service) beginExisting(ctx context.Context, x *proto.AgentSession) erro
 	if err != nil {
 		return err
 	}
-	if err := s.begin(ctx, &existing, agent.Info()); !errors.Is(err, proto.ErrConflict) {
+	if err := s.createLog(ctx, &existing, agent.Info()); !errors.Is(err, proto.ErrConflict) {
 		return err
 	}
 	return nil
 }
 
-// begin appends the first entry of a session's log.
-func (s *Service) begin(ctx context.Context, x *proto.AgentSession, info *Info) error {
+// createLog appends the first entry of a session's log.
+func (s *Service) createLog(ctx context.Context, x *proto.AgentSession, info *Info) error {
 	e := &Entry{At: time.Now().UTC()}
 	if info.NativeID != nil {
 		e.State.Native = info.NativeID(x.ID)
@@ -204,7 +204,7 @@ func (s *Service) begin(ctx context.Context, x *proto.AgentSession, info *Info) 
 	return err
 }
 
-// checkSizes returns an error if a field of a session is too long. Every gateway holds all sessions in memory.
+// checkSizes returns an error if a field of a session is too long. Every gateway keeps all sessions in memory.
 func checkSizes(x *proto.AgentSession) error {
 	for _, field := range []struct {
 		name        string
@@ -227,8 +227,9 @@ func checkSizes(x *proto.AgentSession) error {
 	return nil
 }
 
-// complete sets the modes of a session that its request leaves out, and checks its fields.
-func complete(x *proto.AgentSession, info *Info) error {
+// setDefaults sets the modes and the model that a request leaves out, and checks the fields. Its error
+// is an [*Error] if a field is too long or the agent does not support the modes.
+func setDefaults(x *proto.AgentSession, info *Info) error {
 	if err := checkSizes(x); err != nil {
 		return err
 	}
@@ -279,7 +280,7 @@ func orNil(text string) *string {
 	return &text
 }
 
-// event returns an event made by this server.
+// event returns a synthetic event.
 func event(kind EventType, data any) (Event, error) {
 	encoded, err := json.Marshal(data)
 	if err != nil {
@@ -295,7 +296,7 @@ type Session struct {
 	At uint64 // number of the last entry of its log
 }
 
-// Get returns a session. Its error is an [*Error] if there is none.
+// Get returns a session. The error is an [*Error] if there is none.
 func (s *Service) Get(ctx context.Context, org, id string) (*Session, error) {
 	l, err := s.open(ctx, org, id)
 	if err != nil {
@@ -304,7 +305,7 @@ func (s *Service) Get(ctx context.Context, org, id string) (*Session, error) {
 	return &Session{*l.session, l.state, l.at}, nil
 }
 
-// open returns the log of a session.
+// open returns the log of a session. The error is an [*Error] if there is no such session.
 func (s *Service) open(ctx context.Context, org, id string) (*log, error) {
 	x, err := s.Records.Find(ctx, org, id)
 	if err == nil {
@@ -322,7 +323,7 @@ func (s *Service) List(ctx context.Context, org string) ([]Session, error) {
 	list := make([]Session, 0, len(records))
 	for i := range records {
 		l, err := load(ctx, s.Logs, &records[i])
-		if errors.Is(err, proto.ErrNotFound) { // it is being created or removed, or has expired
+		if errors.Is(err, proto.ErrNotFound) { // being created or removed, or expired
 			continue
 		}
 		if err != nil {
@@ -333,16 +334,16 @@ func (s *Service) List(ctx context.Context, org string) ([]Session, error) {
 	return list, nil
 }
 
-// Sent is a message that was accepted.
+// Sent identifies an accepted message.
 type Sent struct {
-	Number int64 // of the message, and of its turn
+	Number int64 // of the message and of its turn
 	// After is the number of an entry of the log before the turn.
 	After uint64
 }
 
-// Send appends a message to a session's queue. An earlier message with the same key is returned
-// instead, if the key is not empty. Its error is an [*Error] if the request is wrong, among others if the key
-// came with another message.
+// Send appends a message to a session's queue. If key is not empty and an earlier message has the
+// same key, Send returns that message instead. The error is an [*Error] if the request is invalid,
+// and an [*api.Error] if the key was used for a different message.
 func (s *Service) Send(ctx context.Context, org, id string, m Message, key string) (*Sent, error) {
 	if len(m.Text) > proto.MaxAgentMessage {
 		return nil, Invalidf("message: must not be longer than %d bytes", proto.MaxAgentMessage)
@@ -404,12 +405,12 @@ func (l *log) send(ctx context.Context, m Message) (*Sent, error) {
 	return e.sent(&m)
 }
 
-// repeatedError is returned if a message was sent before.
+// repeatedError is returned if a message with the same key was sent before.
 type repeatedError struct{ entry *Entry }
 
 func (*repeatedError) Error() string { return "the message was sent before" }
 
-// sent returns the message of an entry, which must be the same as m.
+// sent returns the message of an entry. It returns an error if the message differs from m.
 func (e *Entry) sent(m *Message) (*Sent, error) {
 	if e.Message.Body != m.Body {
 		return nil, api.Errorf(api.CodeConflict,
@@ -418,7 +419,8 @@ func (e *Entry) sent(m *Message) (*Sent, error) {
 	return &Sent{e.Message.Number, e.State.MessageAfter}, nil
 }
 
-// SetKey gives a message an idempotency key, for a caller of [Service.Send] who knows that it is new.
+// SetKey sets the idempotency key of a message. A caller who knows that the key is new can then
+// call [Service.Send] without a key, which saves the search for an earlier message.
 func (m *Message) SetKey(key string) error {
 	body := sha256.New()
 	if err := json.NewEncoder(body).Encode(m); err != nil {
@@ -429,7 +431,8 @@ func (m *Message) SetKey(key string) error {
 	return nil
 }
 
-// findMessage sets the key of a message, and returns the earlier message with that key; nil for none.
+// findMessage sets the key of a message. It returns the earlier message with that key, or nil if
+// there is none.
 func (l *log) findMessage(ctx context.Context, m *Message, key string) (*Sent, error) {
 	if err := m.SetKey(key); err != nil {
 		return nil, err
@@ -437,7 +440,7 @@ func (l *log) findMessage(ctx context.Context, m *Message, key string) (*Sent, e
 	for after := l.state.MessageAfter; after != 0; {
 		message, _, err := l.logs.Next(ctx, l.session.Org, l.session.LogID(), after)
 		if errors.Is(err, proto.ErrNotFound) || message == nil {
-			return nil, nil // it has expired
+			return nil, nil // expired
 		}
 		if err != nil {
 			return nil, err
@@ -457,10 +460,11 @@ func (l *log) findMessage(ctx context.Context, m *Message, key string) (*Sent, e
 	return nil, nil
 }
 
-// AnswerPermission answers a permission. Its error is an [*Error] if it does not wait for an answer.
+// AnswerPermission grants or rejects a permission. The error is an [*Error] if the permission is
+// not pending.
 func (s *Service) AnswerPermission(ctx context.Context, org, id, permission string, status PermissionStatus) error {
 	return s.answer(ctx, org, id, func(state *State) (*Entry, error) {
-		p := state.take(permission, false)
+		p := state.removePending(permission, false)
 		if p == nil {
 			return nil, Invalidf("unknown permission id: %s", proto.Shorten(permission))
 		}
@@ -470,15 +474,16 @@ func (s *Service) AnswerPermission(ctx context.Context, org, id, permission stri
 			state.allow(&resolved)
 		}
 		e, err := event(PermissionResolved, resolved)
-		return &Entry{Events: []Event{e}, Answer: &Answer{Permission: &resolved}, Turn: state.turn()}, err
+		return &Entry{Events: []Event{e}, Answer: &Answer{Permission: &resolved}, Turn: state.currentTurn()}, err
 	})
 }
 
-// AnswerQuestion answers a question: each of its parts with some of its options or other texts. Without
-// answers, nil, the question is rejected. Its error is an [*Error] if it does not wait for an answer.
+// AnswerQuestion answers a question. answers has, for each part of the question, the chosen options
+// or other texts. If answers is nil, the question is rejected. The error is an [*Error] if the
+// question is not pending.
 func (s *Service) AnswerQuestion(ctx context.Context, org, id, question string, answers [][]string) error {
 	return s.answer(ctx, org, id, func(state *State) (*Entry, error) {
-		q := state.take(question, true)
+		q := state.removePending(question, true)
 		if q == nil {
 			return nil, Invalidf("unknown question id: %s", proto.Shorten(question))
 		}
@@ -491,7 +496,8 @@ func (s *Service) AnswerQuestion(ctx context.Context, org, id, question string, 
 			}
 		}
 		e, err := event(QuestionResolved, resolved)
-		return &Entry{Events: []Event{e}, Answer: &Answer{Question: &resolved, Answers: answers}, Turn: state.turn()}, err
+		answer := &Answer{Question: &resolved, Answers: answers}
+		return &Entry{Events: []Event{e}, Answer: answer, Turn: state.currentTurn()}, err
 	})
 }
 
@@ -506,16 +512,17 @@ func (s *Service) answer(ctx context.Context, org, id string, resolve func(*Stat
 	return publicError(err, id)
 }
 
-// turn returns the turn in progress, 0 for none.
-func (s *State) turn() int64 {
+// currentTurn returns the number of the turn in progress; 0 for none.
+func (s *State) currentTurn() int64 {
 	if s.Running {
 		return s.Turns
 	}
 	return 0
 }
 
-// take removes what waits for an answer, and returns it; nil if it does not wait.
-func (s *State) take(id string, question bool) *Pending {
+// removePending removes and returns a pending question or permission; nil if there is none with the
+// id.
+func (s *State) removePending(id string, question bool) *Pending {
 	at := slices.IndexFunc(s.Pending, func(p Pending) bool { return p.ID() == id && (p.Question != nil) == question })
 	if at < 0 {
 		return nil
@@ -525,7 +532,7 @@ func (s *State) take(id string, question bool) *Pending {
 	return &p
 }
 
-// Interrupt requests the end of the turn in progress, if there is one.
+// Interrupt requests the end of the turn in progress. It does nothing if there is none.
 func (s *Service) Interrupt(ctx context.Context, org, id string) error {
 	return s.answer(ctx, org, id, func(state *State) (*Entry, error) {
 		if !state.Running {
@@ -536,19 +543,20 @@ func (s *Service) Interrupt(ctx context.Context, org, id string) error {
 	})
 }
 
-// InterruptAll requests the end of the turn in progress, and of those of the messages in the queue.
+// InterruptAll requests the end of the turn in progress and cancels the turns of all queued
+// messages.
 func (s *Service) InterruptAll(ctx context.Context, org, id string) error {
 	return s.answer(ctx, org, id, func(state *State) (*Entry, error) {
 		if !state.Running && state.Queued() == 0 {
 			return nil, nil
 		}
 		state.Interrupted = state.Messages
-		return &Entry{Interrupt: true, Turn: state.turn()}, nil
+		return &Entry{Interrupt: true, Turn: state.currentTurn()}, nil
 	})
 }
 
-// Configure changes the modes, the model and the variant of a session, which its agent has from the next
-// turn on. Its error is an [*Error] if the agent does not have them.
+// Configure changes the modes, the model and the variant of a session from the next turn on. The
+// error is an [*Error] if the agent does not support them.
 func (s *Service) Configure(ctx context.Context, org, id string, change func(*proto.AgentSession)) (
 	*proto.AgentSession, error,
 ) {
@@ -558,7 +566,7 @@ func (s *Service) Configure(ctx context.Context, org, id string, change func(*pr
 			return err
 		}
 		change(x)
-		return complete(x, agent.Info())
+		return setDefaults(x, agent.Info())
 	})
 	if errors.Is(err, proto.ErrNotFound) {
 		err = notFound(id)
@@ -566,7 +574,7 @@ func (s *Service) Configure(ctx context.Context, org, id string, change func(*pr
 	return &x, err
 }
 
-// Terminate ends a session. It does nothing if it has been terminated.
+// Terminate ends a session. It does nothing if the session was terminated before.
 func (s *Service) Terminate(ctx context.Context, org, id string) error {
 	return s.answer(ctx, org, id, func(state *State) (*Entry, error) {
 		if state.Ended == EndTerminated {
@@ -576,13 +584,13 @@ func (s *Service) Terminate(ctx context.Context, org, id string) error {
 		if err != nil {
 			return nil, err
 		}
-		e := &Entry{Events: []Event{ended}, Turn: state.turn()}
+		e := &Entry{Events: []Event{ended}, Turn: state.currentTurn()}
 		state.Ended, state.Pending, state.Running = EndTerminated, nil, false
 		return e, nil
 	})
 }
 
-// Remove ends a session and removes it. Its error is an [*Error] if there is none.
+// Remove ends a session and removes it. The error is an [*Error] if there is none.
 func (s *Service) Remove(ctx context.Context, org, id string) error {
 	err := s.Terminate(ctx, org, id)
 	if err == nil {

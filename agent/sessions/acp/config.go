@@ -11,7 +11,7 @@ import (
 	"github.com/bullpen-run/bullpen/proto/api"
 )
 
-// The ids of settings of sessions.
+// The ids of the config options of sessions.
 const (
 	optionMode       = "mode"
 	optionModel      = "model"
@@ -19,7 +19,7 @@ const (
 	optionVariant    = "thought_level"
 )
 
-// ConfigOption is a setting of a session, with the values that it may have.
+// ConfigOption is a setting of a session, with its allowed values.
 type ConfigOption struct {
 	ID       string        `json:"id"`
 	Name     string        `json:"name"`
@@ -29,14 +29,14 @@ type ConfigOption struct {
 	Options  []ConfigValue `json:"options"`
 }
 
-// ConfigValue is a value that a setting may have.
+// ConfigValue is an allowed value of a setting.
 type ConfigValue struct {
 	Value       string `json:"value"`
 	Name        string `json:"name"`
 	Description string `json:"description,omitempty"`
 }
 
-// ConfigOptions returns the settings of a session; those of a new one if x is nil.
+// ConfigOptions returns the settings of a session, or of a new session if x is nil.
 func ConfigOptions(info *sessions.Info, x *proto.AgentSession) []ConfigOption {
 	if x == nil {
 		x = &proto.AgentSession{
@@ -75,7 +75,8 @@ func ConfigOptions(info *sessions.Info, x *proto.AgentSession) []ConfigOption {
 	return list
 }
 
-// checkOption returns an error unless a setting may have a value. Models are not restricted to those listed.
+// checkOption returns an error if a setting does not allow a value. It accepts models that are not
+// listed.
 func checkOption(info *sessions.Info, option, value string) error {
 	if value == "" {
 		return invalidf("invalid request: the value must not be empty")
@@ -106,10 +107,12 @@ func setOption(x *proto.AgentSession, option, value string) {
 	}
 }
 
-// configKind is a kind of configurations of directories.
+// configKind describes the routes of one kind of configuration. article is the kind with its
+// article, for summaries of routes.
 type configKind struct {
 	kind        proto.AgentConfigKind
-	name, what  string
+	name        string
+	article     string
 	nameInQuery string
 }
 
@@ -118,7 +121,8 @@ var configKinds = []configKind{
 	{proto.AgentConfigSkills, "Skills", "skills", "skillName"},
 }
 
-// parse returns the directory and the name in the query of a request. ok is false if it has answered.
+// parse returns the directory and the name in the query of a request. ok is false if the query is
+// invalid and parse has written the response.
 func (k *configKind) parse(w http.ResponseWriter, r *http.Request) (directory, name string, ok bool, err error) {
 	q := r.URL.Query()
 	directory, name = q.Get("directory"), q.Get(k.nameInQuery)

@@ -16,24 +16,24 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// maxLog is the size of a server's log, in bytes, beyond which requests are refused.
+// maxLog is the size of a server's log, in bytes, above which the server refuses requests.
 const maxLog = proto.MaxAgentSessionBytes
 
 // outgoing is a message to a client.
 type outgoing struct {
 	Data json.RawMessage `json:"data"`
-	// Answers is the id of the request that the message answers; empty if it is no response.
+	// Answers is the id of the request that the message responds to; empty if it is not a response.
 	Answers json.RawMessage `json:"answers,omitempty"`
 
-	asks   string // the id of the request that the message is; empty for none
-	prompt bool   // whether it answers a prompt
+	requestID string // id of this message, if it is a request to the client; otherwise empty
+	prompt    bool   // whether it is the response to a prompt
 }
 
-// entry is a message of a server's log.
+// entry is an entry of a server's log.
 type entry struct {
 	At       time.Time  `json:"at"`
 	Messages []outgoing `json:"messages,omitempty"`
-	// Created is a session that was created for the server; empty for none.
+	// Created is the id of a session that was created for the server; empty for none.
 	Created string `json:"created,omitempty"`
 	State   state  `json:"state"`
 }
@@ -47,51 +47,51 @@ type state struct {
 	Agent     string    `json:"agent"`
 	CreatedAt time.Time `json:"created_at"`
 	Number    int64     `json:"number"` // of the last message to the client, from 1
-	Bytes     int64     `json:"bytes"`  // of the entries before this one
-	// Connection is the number of initialize requests, and First that of the first message after the last
-	// of them. A server's id may be used again by another client, whose requests have the same ids.
+	Bytes     int64     `json:"bytes"`  // size of the entries before this one
+	// Connection counts the initialize requests. First is the number of the first message after the
+	// last of them. Another client may reuse a server's id, and its requests have the same ids.
 	Connection int64 `json:"connection"`
 	First      int64 `json:"first"`
-	// Sessions are the sessions whose events are translated, by id: those with Prompts, Requests, or turns
-	// that were not over when they were loaded.
+	// Sessions are the sessions whose events are translated, by id. They have prompts, requests, or
+	// a turn that was in progress when the client loaded them.
 	Sessions map[string]*session `json:"sessions,omitempty"`
 	Prompts  []prompt            `json:"prompts,omitempty"`  // without a response
-	Answered []answered          `json:"answered,omitempty"` // the last ones
-	Requests []request           `json:"requests,omitempty"` // of the client, without an answer
-	Asked    int64               `json:"asked,omitempty"`    // number of requests that were made
+	Answered []answered          `json:"answered,omitempty"` // the last prompts with a response
+	Requests []request           `json:"requests,omitempty"` // to the client, without an answer
+	Asked    int64               `json:"asked,omitempty"`    // count of requests to the client
 }
 
-// session is how far the log of a session is translated.
+// session is the progress of the translation of a session's log.
 type session struct {
 	After uint64 `json:"after"` // number of the last translated entry
-	// Thoughts is the number of reasoning parts that were sent of items in progress, by the items' ids.
+	// Thoughts counts the reasoning parts that were sent for each item in progress.
 	Thoughts map[string]int `json:"thoughts,omitempty"`
-	Calls    []string       `json:"calls,omitempty"` // ids of calls of tools without a result
-	// Failure is the last error of the turn in progress that no message of the agent follows.
+	Calls    []string       `json:"calls,omitempty"` // ids of the tool calls without a result
+	// Failure is the last error of the turn in progress. A later message of the agent clears it.
 	Failure string `json:"failure,omitempty"`
-	// Loaded is the number of the last turn that was not over when the client loaded the session, and that
-	// another client may have begun; 0 for none.
+	// Loaded is the number of the last turn that was queued or in progress when the client loaded
+	// the session. Another client may have started that turn. It is 0 if there was none.
 	Loaded int64 `json:"loaded,omitempty"`
 }
 
-// prompt is a prompt whose turn has not ended. It is registered before it is sent.
+// prompt is a prompt without a response. It is registered before its message is sent.
 type prompt struct {
 	ID      json.RawMessage `json:"id"` // of the request
 	Session string          `json:"session"`
-	Key     string          `json:"key"`  // of its message
+	Key     string          `json:"key"`  // Message.Key of its message
 	Turn    int64           `json:"turn"` // 0 until the message is found in the session's log
 }
 
 // answered is a prompt with a response.
 type answered struct {
 	ID     json.RawMessage `json:"id"`     // of the request
-	Number int64           `json:"number"` // of the message
+	Number int64           `json:"number"` // of the response among the server's messages
 }
 
-// maxAnswered is how many of the last responses to prompts are known to repeated requests.
+// maxAnswered bounds the responses to prompts that are remembered for repeated requests.
 const maxAnswered = 16
 
-// request is a request of the client for an answer to a permission or a question.
+// request is a request to the client to answer a permission or a question.
 type request struct {
 	ID         string   `json:"id"`
 	Session    string   `json:"session"`
@@ -100,7 +100,7 @@ type request struct {
 	Options    []string `json:"options,omitempty"`    // of a question
 }
 
-// clone returns a copy that shares nothing that is modified.
+// clone returns a copy that can be modified independently.
 func (s *state) clone() state {
 	c := *s
 	c.Prompts, c.Answered, c.Requests = slices.Clone(s.Prompts), slices.Clone(s.Answered), slices.Clone(s.Requests)
@@ -118,7 +118,7 @@ func (s *state) remove(p *prompt) {
 	})
 }
 
-// release stops the translation of a session, unless a turn or request is left.
+// release stops the translation of a session that has no prompts, requests or loaded turns left.
 func (s *state) release(id string) {
 	if x := s.Sessions[id]; x != nil && x.Loaded > 0 ||
 		slices.ContainsFunc(s.Prompts, func(p prompt) bool { return p.Session == id }) ||
@@ -128,24 +128,24 @@ func (s *state) release(id string) {
 	delete(s.Sessions, id)
 }
 
-// logID returns the id of a server's log. Ids of servers are any text.
+// logID returns the id of a server's log. It is a digest, because a server's id may be any text.
 func logID(server string) string {
 	sum := sha256.Sum256([]byte(server))
 	return logPrefix + hex.EncodeToString(sum[:16])
 }
 
-// logPrefix begins the ids of servers' logs. No ids of other logs begin with it.
+// logPrefix is the prefix of the ids of servers' logs. Other logs have other prefixes.
 const logPrefix = "a"
 
-// serverLog is a server's log with its last entry known.
+// serverLog is a server's log, as known up to entry number at.
 type serverLog struct {
 	logs    sessions.Logs
 	org, id string
 	at      uint64 // number of the last known entry; 0 if there is none
-	state   state  // after it, with its size in Bytes
+	state   state  // after that entry; Bytes includes its size
 }
 
-// load reads the last entry.
+// load reads the last entry, if there is one.
 func (l *serverLog) load(ctx context.Context) error {
 	message, at, err := l.logs.Last(ctx, l.org, l.id)
 	if errors.Is(err, proto.ErrNotFound) {
@@ -172,13 +172,13 @@ func decodeEntry(message []byte) (*entry, error) {
 	return e, nil
 }
 
-// errFull is the error of a server whose log is full.
+// errFull is returned if a server's log is full.
 var errFull = &rpcError{
 	Code:    codeInternal,
 	Message: fmt.Sprintf("this connection has %d MiB of messages, which is the limit; create another client", maxLog>>20),
 }
 
-// maxPrompts bounds the prompts of a server without a response, which are in every entry of its log.
+// maxPrompts bounds a server's prompts without a response. Every entry of its log contains them.
 const maxPrompts = 256
 
 var errPrompts = &rpcError{
@@ -186,8 +186,8 @@ var errPrompts = &rpcError{
 	Message: fmt.Sprintf("this connection has %d prompts without a response, which is the limit", maxPrompts),
 }
 
-// append appends the entry that fill makes. fill may change the state of the entry, is called again if
-// another process has appended one, and returns false to append nothing.
+// append appends an entry that fill completes. fill may change the entry's state, and returns false
+// to append nothing. It is called again if another process has appended an entry.
 func (l *serverLog) append(ctx context.Context, fill func(*entry) (bool, error)) error {
 	for {
 		e := &entry{At: time.Now().UTC(), State: l.state.clone()}
@@ -219,7 +219,7 @@ func (l *serverLog) append(ctx context.Context, fill func(*entry) (bool, error))
 	}
 }
 
-// find returns the message with a number; nil if it is gone.
+// find returns the message with a number; nil if it has expired.
 func (l *serverLog) find(ctx context.Context, number int64) (json.RawMessage, error) {
 	after, err := l.seek(ctx, number-1)
 	if err != nil {
@@ -242,7 +242,7 @@ func (l *serverLog) find(ctx context.Context, number int64) (json.RawMessage, er
 	return nil, nil
 }
 
-// seek returns a number after which the entries begin that have messages with numbers greater than last.
+// seek returns a number after which the entries with messages after number last begin.
 func (l *serverLog) seek(ctx context.Context, last int64) (uint64, error) {
 	if last <= 0 || l.at == 0 {
 		return 0, nil
@@ -250,7 +250,7 @@ func (l *serverLog) seek(ctx context.Context, last int64) (uint64, error) {
 	if last >= l.state.Number {
 		return l.at, nil
 	}
-	low, high := uint64(0), l.at-1 // the entry after high has such messages
+	low, high := uint64(0), l.at-1 // the entry after number high has messages after number last
 	for low < high {
 		middle := low + (high-low)/2
 		message, _, err := l.logs.Next(ctx, l.org, l.id, middle)

@@ -34,7 +34,7 @@ const (
 // protocolVersion is the version of the agent client protocol.
 const protocolVersion = 1
 
-// mockAgent is the agent for tests. It answers with what it was sent.
+// mockAgent is the id of the agent for tests of clients.
 const mockAgent = "mock"
 
 // params are the parameters of all methods.
@@ -60,7 +60,8 @@ func (c *call) decodeParams() (p params, err error) {
 	return p, nil
 }
 
-// call carries out a request other than a prompt. created is a session that it has created; empty for none.
+// call executes a request other than a prompt. created is the id of a session that it created;
+// empty for none.
 func (s *Server) call(ctx context.Context, c *call) (result any, created string, err error) {
 	agent, err := s.Sessions.FindAgent(c.log.state.Agent)
 	if err != nil {
@@ -122,7 +123,7 @@ func (s *Server) initialize(info *sessions.Info) any {
 	}
 }
 
-// mcpServer is a server of tools, as clients describe it.
+// mcpServer is an MCP server, as clients describe it.
 type mcpServer struct {
 	Type    string `json:"type"`
 	Name    string `json:"name"`
@@ -146,7 +147,7 @@ func pairs(list []pair) map[string]string {
 	return m
 }
 
-// mcpConfig returns the server in the form of sessions.
+// config returns the description that sessions store.
 func (m *mcpServer) config() any {
 	if m.Command != "" {
 		return map[string]any{"type": "local", "command": m.Command, "args": m.Args, "env": pairs(m.Env)}
@@ -158,9 +159,9 @@ func (m *mcpServer) config() any {
 	return map[string]any{"type": "remote", "url": m.URL, "headers": pairs(m.Headers), "transport": transport}
 }
 
-// tools sets the servers of tools and the skills of a session: those of its request, and those that are
+// setTools sets the MCP servers and the skills of a session: those in its request, and those
 // configured for its directory.
-func (s *Server) tools(x *proto.AgentSession, servers []mcpServer) (err error) {
+func (s *Server) setTools(x *proto.AgentSession, servers []mcpServer) (err error) {
 	mcp, skills := map[string]any{}, []json.RawMessage{}
 	for _, c := range s.Configs.Configs(x.Org) {
 		switch {
@@ -194,12 +195,12 @@ func (s *Server) tools(x *proto.AgentSession, servers []mcpServer) (err error) {
 	return err
 }
 
-// newSession creates a session. A repeated request creates none.
+// newSession creates a session.
 func (s *Server) newSession(ctx context.Context, c *call, p *params, info *sessions.Info) (any, string, error) {
 	x := &proto.AgentSession{
 		Org: c.org, Key: c.key, ID: "acp_" + strings.ToLower(rand.Text()), Agent: info.ID, Directory: p.CWD,
 	}
-	if err := s.tools(x, p.MCPServers); err != nil {
+	if err := s.setTools(x, p.MCPServers); err != nil {
 		return nil, "", err
 	}
 	if err := s.Sessions.Create(ctx, x); err != nil {
@@ -210,7 +211,7 @@ func (s *Server) newSession(ctx context.Context, c *call, p *params, info *sessi
 	return result, x.ID, nil
 }
 
-// settings returns the members of a result that describe the settings of a session.
+// settings returns the fields of a result that describe the settings of a session.
 func settings(info *sessions.Info, x *proto.AgentSession) map[string]any {
 	return map[string]any{
 		"configOptions": ConfigOptions(info, x),
@@ -218,7 +219,7 @@ func settings(info *sessions.Info, x *proto.AgentSession) map[string]any {
 	}
 }
 
-// find returns a session of the server's agent.
+// find returns a session. It returns an error if the session's agent is not the server's.
 func (s *Server) find(ctx context.Context, c *call, id string) (*sessions.Session, error) {
 	x, err := s.Sessions.Get(ctx, c.org, id)
 	if err == nil && x.Agent != c.log.state.Agent {
@@ -227,8 +228,8 @@ func (s *Server) find(ctx context.Context, c *call, id string) (*sessions.Sessio
 	return x, err
 }
 
-// preparedPrompt is a prompt that is to be sent, with its key before it is hashed and the number of the last entry
-// of its session.
+// preparedPrompt is a prompt before it is sent. key is its idempotency key, and after the number of
+// the last entry of its session.
 type preparedPrompt struct {
 	prompt
 	key   string
@@ -287,7 +288,7 @@ func promptText(blocks []block) (string, error) {
 	return strings.Join(parts, "\n"), nil
 }
 
-// mockPrompts are the prompts, in lower case, that the mock agent gets as they are.
+// mockPrompts are the prompts that the mock agent receives unchanged, in lower case.
 var mockPrompts = []string{
 	"list files in the current directory using available tools.",
 	"use the bash tool to run `ls` in the current directory. do not answer without using the tool.",
@@ -295,10 +296,11 @@ var mockPrompts = []string{
 	"call the askuserquestion tool with exactly one yes/no question and wait for a reply. do not answer yourself.",
 }
 
-// mockCommand begins a prompt whose rest the mock agent gets as it is, such as "/mock tool".
+// mockCommand is the prefix of a prompt that selects a script of the mock agent, such as "/mock
+// tool".
 const mockCommand = "/mock "
 
-// mockText returns the message of a prompt for the mock agent. Clients of this protocol expect an echo.
+// mockText returns the message for the mock agent. Clients of this protocol expect an echo.
 func mockText(text string) string {
 	if command, ok := strings.CutPrefix(text, mockCommand); ok {
 		return command
@@ -309,7 +311,7 @@ func mockText(text string) string {
 	return "echo mock: " + text
 }
 
-// cancel ends the turns of a session.
+// cancel interrupts all turns of a session.
 func (s *Server) cancel(ctx context.Context, c *call) (any, error) {
 	p, err := c.decodeParams()
 	if err != nil {
@@ -340,11 +342,11 @@ func (s *Server) configure(ctx context.Context, c *call, p *params, option, valu
 	return map[string]any{"configOptions": ConfigOptions(agent.Info(), x)}, nil
 }
 
-// maxReplay bounds the messages of an entry of a replay, in bytes.
+// maxReplay bounds the events that become one entry of a replay, in bytes.
 const maxReplay = 256 << 10
 
-// loadSession makes a session one of the server's. To load it, unlike to resume it, the client gets all of
-// its messages.
+// loadSession adds a session to the server. With session/load, the client also receives the
+// session's earlier messages. With session/resume, it does not.
 func (s *Server) loadSession(ctx context.Context, c *call, p *params, info *sessions.Info) (any, error) {
 	x, err := s.find(ctx, c, p.SessionID)
 	if err != nil {
@@ -367,26 +369,26 @@ func (s *Server) loadSession(ctx context.Context, c *call, p *params, info *sess
 		var batch []*sessions.Entry
 		limited, release := c.host.LimitReads(ctx)
 		for size := 0; size < maxReplay; {
-			next, err := r.Next(limited, false)
+			e, err := r.Next(limited, false)
 			if err != nil {
 				release()
 				return nil, err
 			}
-			if more = next != nil; !more {
+			if more = e != nil; !more {
 				break
 			}
-			for i := range next.Events {
-				size += len(next.Events[i].Data)
+			for i := range e.Events {
+				size += len(e.Events[i].Data)
 			}
-			batch, last = append(batch, next), next.State
+			batch, last = append(batch, e), e.State
 		}
-		var made *session
+		var next *session
 		err := c.log.append(ctx, func(e *entry) (bool, error) {
 			copied := *replayed
 			copied.Thoughts, copied.Calls = maps.Clone(replayed.Thoughts), slices.Clone(replayed.Calls)
 			t := &translator{state: &e.State, id: p.SessionID, session: &copied, replay: true}
-			for _, next := range batch {
-				if err := t.entry(next); err != nil {
+			for _, x := range batch {
+				if err := t.entry(x); err != nil {
 					return false, err
 				}
 			}
@@ -395,20 +397,20 @@ func (s *Server) loadSession(ctx context.Context, c *call, p *params, info *sess
 					return false, err
 				}
 			}
-			made = &copied
+			next = &copied
 			e.Messages = t.out
 			return len(t.out) > 0 || !more, nil
 		})
 		if release(); err != nil {
 			return nil, err
 		}
-		replayed = made
+		replayed = next
 	}
 	return settings(info, &x.AgentSession), nil
 }
 
-// resume makes the server translate what follows in a session with a state, if a turn is not over, and requests
-// answers to what waits for one.
+// resume makes the server translate the further events of a session that has a turn in progress or
+// in its queue. It sends requests for the pending permissions and questions.
 func (t *translator) resume(x *sessions.State) error {
 	if t.state.Sessions[t.id] != nil || !x.Running && x.Queued() == 0 {
 		return nil
@@ -447,7 +449,7 @@ func (s *Server) listSessions(c *call) any {
 	return map[string]any{"sessions": list}
 }
 
-// answers returns the answers to a question that an option stands for; nil for none.
+// answers returns the answers that an option represents; nil if it represents none.
 func (r *request) answers(option string) [][]string {
 	text, ok := strings.CutPrefix(option, answerPrefix)
 	if !ok {
@@ -487,7 +489,8 @@ func (s *Server) removeSessions(ctx context.Context, host Host, id string) error
 	}
 }
 
-// removeSession removes a session after its files: without a session, its files could not be removed.
+// removeSession removes the files of a session first, because they cannot be removed without a
+// session.
 func (s *Server) removeSession(ctx context.Context, host Host, id string) error {
 	org, _ := host.Caller()
 	err := s.Sessions.Terminate(ctx, org, id)

@@ -25,8 +25,8 @@ type call struct {
 	log      serverLog
 }
 
-// post handles a message of a client. Except for what no client of the protocol sends, each answer has the
-// status 200 or 202, because clients end for good after another one.
+// post handles a message of a client. Every response to a valid message has the status 200 or 202,
+// because clients give up after any other.
 func (s *Server) post(w http.ResponseWriter, r *http.Request) error {
 	id, err := serverID(r)
 	if err != nil {
@@ -40,7 +40,7 @@ func (s *Server) post(w http.ResponseWriter, r *http.Request) error {
 	if !accepts(r, "application", "json") {
 		return invalid(w, http.StatusNotAcceptable, "the Accept header must allow application/json")
 	}
-	// The id of a request must be known even if its body is refused.
+	// The id of a request must be known even if its body is rejected.
 	head := &headReader{from: r.Body}
 	body := r.WithContext(r.Context())
 	body.Body = head
@@ -78,7 +78,7 @@ func (s *Server) post(w http.ResponseWriter, r *http.Request) error {
 	if err == nil {
 		return nil
 	}
-	if r.Context().Err() == nil && isOurs(err) {
+	if r.Context().Err() == nil && isInternal(err) {
 		s.Log.WarnContext(r.Context(), "agent client protocol: request failed", "org", c.org, "server", proto.Shorten(id),
 			"method", proto.Shorten(c.Method), "error", err)
 	}
@@ -86,13 +86,13 @@ func (s *Server) post(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// maxID bounds the ids of requests, in bytes. Those of prompts are in every entry of the log.
+// maxID bounds the ids of requests, in bytes. Every entry of the log contains those of open prompts.
 const maxID = 256
 
-// maxHead is how much of a body is kept to find the id of its message, in bytes.
+// maxHead is the size of the part of a body that is kept to find the id of its message, in bytes.
 const maxHead = 4 << 10
 
-// headReader keeps the beginning of what is read.
+// headReader keeps the first maxHead bytes that are read.
 type headReader struct {
 	from io.ReadCloser
 	head []byte
@@ -106,7 +106,7 @@ func (h *headReader) Read(p []byte) (int, error) {
 
 func (h *headReader) Close() error { return h.from.Close() }
 
-// checkAgent answers if the agent in the query of a request cannot be that of the server.
+// checkAgent writes a response if the agent in the query is missing or is not the server's.
 func (c *call) checkAgent(w http.ResponseWriter, agent string) (answered bool, err error) {
 	known := c.log.state.Agent
 	switch {
@@ -126,7 +126,7 @@ func (c *call) checkAgent(w http.ResponseWriter, agent string) (answered bool, e
 	return false, nil
 }
 
-// handle handles a message, and answers it unless it returns an error.
+// handle handles a message. It writes the response unless it returns an error.
 func (s *Server) handle(ctx context.Context, w http.ResponseWriter, c *call) error {
 	if _, err := s.Sessions.FindAgent(c.log.state.Agent); err != nil {
 		return err
@@ -147,7 +147,7 @@ func (s *Server) handle(ctx context.Context, w http.ResponseWriter, c *call) err
 		return full
 	}
 	result, created, err := s.call(ctx, c)
-	if err != nil && isOurs(err) {
+	if err != nil && isInternal(err) {
 		s.Log.WarnContext(ctx, "agent client protocol: request failed", "org", c.org, "server", proto.Shorten(c.server),
 			"method", proto.Shorten(c.Method), "error", err)
 	}
@@ -177,7 +177,7 @@ func (s *Server) handle(ctx context.Context, w http.ResponseWriter, c *call) err
 	return nil
 }
 
-// checkRoom returns an error if there is no room for what a request adds to the log of its server.
+// checkRoom returns an error if a request may not add to the log of its server.
 func (s *Server) checkRoom(ctx context.Context, c *call) error {
 	if c.log.state.Bytes > maxLog {
 		return errFull
@@ -192,13 +192,15 @@ func (s *Server) checkRoom(ctx context.Context, c *call) error {
 	return err
 }
 
-// begin begins another connection. What an earlier client with the same server waits for is forgotten.
+// begin starts a new connection. It discards the prompts and requests of an earlier client with the
+// same server id.
 func (s *state) begin() {
 	s.Connection++
 	s.First, s.Sessions, s.Prompts, s.Answered, s.Requests = s.Number+1, nil, nil, nil, nil
 }
 
-// handlePrompt sends a prompt, and answers with its response if that is early. A repeated request sends it once.
+// handlePrompt sends a prompt and waits up to s.Wait for its response. A repeated request does not
+// send the prompt again.
 func (s *Server) handlePrompt(ctx context.Context, w http.ResponseWriter, c *call) error {
 	for _, a := range c.log.state.Answered {
 		if bytes.Equal(a.ID, c.ID) {
@@ -214,7 +216,8 @@ func (s *Server) handlePrompt(ctx context.Context, w http.ResponseWriter, c *cal
 		return err
 	}
 	after := c.log.at
-	// Registered before it is sent, so that no end of its turn is translated without it.
+	// Register the prompt before sending it: otherwise its turn could end and be translated without
+	// it.
 	repeated, err := s.register(ctx, c, p)
 	if err != nil {
 		return err
@@ -229,12 +232,12 @@ func (s *Server) handlePrompt(ctx context.Context, w http.ResponseWriter, c *cal
 		writeResponse(w, data)
 		return nil
 	}
-	// The response comes by the stream, of this gateway or another one.
+	// The client receives the response over the stream, from this gateway or another.
 	w.WriteHeader(http.StatusAccepted)
 	return nil
 }
 
-// register stores a prompt. repeated is set if another request has stored it.
+// register stores a prompt. It reports whether an earlier request has already stored it.
 func (s *Server) register(ctx context.Context, c *call, p *preparedPrompt) (repeated bool, err error) {
 	known := c.log.at
 	err = c.log.append(ctx, func(e *entry) (bool, error) {
@@ -248,7 +251,7 @@ func (s *Server) register(ctx context.Context, c *call, p *preparedPrompt) (repe
 			return false, errPrompts
 		}
 		if e.State.Sessions[p.Session] == nil {
-			if c.log.at != known { // more of the session may have been translated meanwhile
+			if c.log.at != known { // events of the session may have been translated meanwhile
 				x, err := s.find(ctx, c, p.Session)
 				if err != nil {
 					return false, err
@@ -263,7 +266,7 @@ func (s *Server) register(ctx context.Context, c *call, p *preparedPrompt) (repe
 	return repeated, err
 }
 
-// send sends the message of a prompt, which another request may have sent before.
+// send sends the message of a prompt. If repeated is set, an earlier request may have sent it.
 func (s *Server) send(ctx context.Context, c *call, p *preparedPrompt, m sessions.Message, repeated bool) error {
 	if repeated {
 		_, err := s.Sessions.Send(ctx, c.org, p.Session, m, p.key)
@@ -276,7 +279,8 @@ func (s *Server) send(ctx context.Context, c *call, p *preparedPrompt, m session
 	return err
 }
 
-// refuse answers a registered prompt with an error, which goes to the log, too.
+// refuse responds to a prompt with an error and appends the response to the log. p is nil if the
+// prompt was not registered.
 func (s *Server) refuse(ctx context.Context, w http.ResponseWriter, c *call, p *prompt, cause error) error {
 	out, err := response(c.ID, nil, cause)
 	if err != nil {
@@ -291,7 +295,7 @@ func (s *Server) refuse(ctx context.Context, w http.ResponseWriter, c *call, p *
 	}); err != nil {
 		return cause
 	}
-	if isOurs(cause) {
+	if isInternal(cause) {
 		s.Log.WarnContext(ctx, "agent client protocol: prompt failed", "org", c.org, "server", proto.Shorten(c.server),
 			"error", cause)
 	}
@@ -299,7 +303,8 @@ func (s *Server) refuse(ctx context.Context, w http.ResponseWriter, c *call, p *
 	return nil
 }
 
-// await returns the response to a request in an entry after one; nil if there is none in time.
+// await blocks until an entry after number after contains the response to the request. It returns
+// an error after s.Wait or when the server drains.
 func (s *Server) await(ctx context.Context, c *call, after uint64) (json.RawMessage, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.Wait)
 	defer cancel()
@@ -328,7 +333,7 @@ func (s *Server) await(ctx context.Context, c *call, after uint64) (json.RawMess
 	}
 }
 
-// outcome is the result of a request for a permission.
+// outcome is the client's result of a request for a permission.
 type outcome struct {
 	Outcome struct {
 		Outcome  string `json:"outcome"` // selected or cancelled
@@ -349,24 +354,24 @@ func (s *Server) handleOther(ctx context.Context, c *call) error {
 	}
 }
 
-// handleResponse passes the answer to a permission or a question on. The translation of what follows from it
-// ends the request.
+// handleResponse answers a permission or a question. The request ends when the resulting event is
+// translated.
 func (s *Server) handleResponse(ctx context.Context, c *call) error {
 	var id string
 	if err := json.Unmarshal(c.ID, &id); err != nil {
-		return nil //nolint:nilerr // no request of this server
+		return nil //nolint:nilerr // not a request of this server
 	}
 	for _, r := range c.log.state.Requests {
 		if r.ID != id {
 			continue
 		}
 		var result outcome
-		_ = json.Unmarshal(c.Result, &result) // an error of the client is no answer
+		_ = json.Unmarshal(c.Result, &result) // an error response counts as a rejection
 		if result.Outcome.Outcome != "selected" {
 			result.Outcome.OptionID = rejectOnce
 		}
 		err := s.answerRequest(ctx, c.org, &r, result.Outcome.OptionID)
-		if _, ok := errors.AsType[*sessions.Error](err); ok { // it was answered before
+		if _, ok := errors.AsType[*sessions.Error](err); ok { // already answered
 			return nil
 		}
 		return err

@@ -11,13 +11,13 @@ import (
 )
 
 const (
-	// maxBatch bounds the entries of sessions that are translated to one entry of a server's log.
+	// maxBatch bounds the entries of sessions that become one entry of a server's log.
 	maxBatch = 64
-	// retryAfter is the pause after an error of the store.
+	// retryAfter is the delay before a retry after an error of the store.
 	retryAfter = time.Second
 )
 
-// projectors has the projectors of this process, which are shared by the requests of a server.
+// projectors holds the projectors of this process. Concurrent requests for a server share one.
 type projectors struct {
 	mu      sync.Mutex
 	running map[string]*running // by organisation and log
@@ -30,7 +30,7 @@ type running struct {
 	done   chan struct{}
 }
 
-// project translates events of a server's sessions until release is called.
+// project translates the events of a server's sessions until release is called.
 func (s *Server) project(ctx context.Context, host Host, server string) (release func()) {
 	org, _ := host.Caller()
 	key := org + "." + logID(server)
@@ -75,11 +75,11 @@ type item struct {
 	session string
 	at      uint64
 	*sessions.Entry
-	gone    error  // the session was removed
+	removed error  // not nil if the session was removed
 	release func() // releases the memory of the entry
 }
 
-// size returns the size of what makes an entry large, in bytes.
+// size returns the size of the parts that can make an entry large, in bytes.
 func (it *item) size() (n int) {
 	if it.Entry == nil {
 		return 0
@@ -93,15 +93,16 @@ func (it *item) size() (n int) {
 	return n
 }
 
-// projector translates the events of the sessions in a server's state. Others may do the same, in this
-// process or another one: each finds its entry refused, and continues with the state of the other.
+// projector translates the events of the sessions in a server's state. Other processes may do so at
+// the same time. If another one appends first, the projector continues with the state after that
+// entry.
 type projector struct {
 	*Server
 	host    Host // of the request that began, which may have ended
 	log     serverLog
-	readers map[string]context.CancelFunc // of sessions, by their ids
+	readers map[string]context.CancelFunc // stop the readers of sessions, by session id
 	items   chan item
-	pending []item // that are not in the log, because they led to no message
+	pending []item // translated to no message so far, and not in the log
 	work    sync.WaitGroup
 }
 
@@ -176,7 +177,7 @@ func pause(ctx context.Context) {
 	}
 }
 
-// watch sends the numbers of entries that are appended to the server's log after a number.
+// watch sends the number of each entry appended to the server's log after a number.
 func (p *projector) watch(ctx context.Context, after uint64, changed chan<- uint64) {
 	follower, err := p.Logs.Follow(p.log.org, p.log.id)
 	for err != nil && ctx.Err() == nil {
@@ -206,7 +207,7 @@ func (p *projector) watch(ctx context.Context, after uint64, changed chan<- uint
 	}
 }
 
-// follow starts readers of the sessions in the state, and stops others.
+// follow starts readers of the sessions in the state and stops all others.
 func (p *projector) follow(ctx context.Context) {
 	for id, stop := range p.readers {
 		if p.log.state.Sessions[id] == nil {
@@ -240,8 +241,8 @@ func (p *projector) read(ctx context.Context, id string, after uint64) {
 		var err error
 		it.Entry, err = r.Next(limited, true)
 		it.at = r.After()
-		if _, removed := errors.AsType[*sessions.Error](err); removed {
-			it.gone = err
+		if _, gone := errors.AsType[*sessions.Error](err); gone {
+			it.removed = err
 		} else if err != nil {
 			release()
 			pause(ctx)
@@ -252,13 +253,13 @@ func (p *projector) read(ctx context.Context, id string, after uint64) {
 		case <-ctx.Done():
 			release()
 		}
-		if it.gone != nil {
+		if it.removed != nil {
 			return
 		}
 	}
 }
 
-// batch returns an entry with those that can be read at once.
+// batch returns the pending entries, first, and the entries available without waiting.
 func (p *projector) batch(first item) []item {
 	batch := append(p.pending, first)
 	for len(batch) < maxBatch {
@@ -272,7 +273,8 @@ func (p *projector) batch(first item) []item {
 	return batch
 }
 
-// translate appends the messages to which entries lead.
+// translate appends the messages for a batch of entries. It only keeps the batch in p.pending if
+// the batch leads to no message.
 func (p *projector) translate(ctx context.Context, batch []item) error {
 	p.pending = nil
 	size := 0
@@ -301,7 +303,8 @@ func (p *projector) translate(ctx context.Context, batch []item) error {
 	return err
 }
 
-// translateItem adds the messages to which an entry of a session leads, unless it was translated before.
+// translateItem adds the messages for an entry of a session, unless the entry was translated
+// before.
 func translateItem(e *entry, it *item) error {
 	x := e.State.Sessions[it.session]
 	if x == nil {
@@ -309,8 +312,8 @@ func translateItem(e *entry, it *item) error {
 	}
 	t := &translator{state: &e.State, id: it.session, session: x}
 	switch {
-	case it.gone != nil:
-		if err := t.gone(it.gone); err != nil {
+	case it.removed != nil:
+		if err := t.sessionRemoved(it.removed); err != nil {
 			return err
 		}
 	case it.at <= x.After:

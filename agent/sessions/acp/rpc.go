@@ -12,8 +12,8 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// rpcMessage is a message of JSON-RPC 2.0. It is a request if it has a method and an id, a notification if it
-// has a method alone, and a response otherwise.
+// rpcMessage is a JSON-RPC 2.0 message. With a method and an id it is a request, with only a method
+// a notification, and otherwise a response.
 type rpcMessage struct {
 	Version string          `json:"jsonrpc"`
 	ID      json.RawMessage `json:"id,omitempty"`
@@ -56,8 +56,8 @@ func invalidf(format string, args ...any) error {
 	return &rpcError{Code: codeInvalidParams, Message: fmt.Sprintf(format, args...)}
 }
 
-// toRPC returns the error for the client. Clients end after an answer with another status than 200, so all
-// errors take this form.
+// toRPC returns the error in the form for the client. All errors become JSON-RPC errors, because
+// clients give up after a status other than 200.
 func toRPC(err error) *rpcError {
 	if known, ok := errors.AsType[*rpcError](err); ok {
 		return known
@@ -83,12 +83,12 @@ func toRPC(err error) *rpcError {
 	return &rpcError{Code: codeInternal, Message: public.Message, Data: data}
 }
 
-// isOurs reports whether the cause of an error is this server's, and must be in its log.
-func isOurs(err error) bool {
-	return agent.Public(err).Code.Status() >= 500 && !isKnown(err)
+// isInternal reports whether an error is a fault of this server and must be logged.
+func isInternal(err error) bool {
+	return agent.Public(err).Code.Status() >= 500 && !isPublic(err)
 }
 
-func isKnown(err error) bool {
+func isPublic(err error) bool {
 	_, rpc := errors.AsType[*rpcError](err)
 	_, session := errors.AsType[*sessions.Error](err)
 	_, quota := errors.AsType[*proto.QuotaError](err)
@@ -116,8 +116,8 @@ func response(id json.RawMessage, result any, err error) (outgoing, error) {
 	return outgoing{Data: data, Answers: id}, err
 }
 
-// peek returns what the beginning of a message says about it: its id and whether it has a method. Clients
-// write them before the parameters.
+// peek decodes the id and the method from the beginning of a message. Clients write them before the
+// parameters.
 func peek(body io.Reader) (m received) {
 	dec := json.NewDecoder(body)
 	if t, err := dec.Token(); err != nil || t != json.Delim('{') {

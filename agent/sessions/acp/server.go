@@ -19,10 +19,11 @@ import (
 	"github.com/bullpen-run/bullpen/proto/api"
 )
 
-// Prefix is the path below which the routes are.
+// Prefix is the path below which the routes are served.
 const Prefix = "/sandbox-agent"
 
-// DefaultWait is how long the answer of a request waits for the response, before it comes by the stream.
+// DefaultWait is how long a POST waits for the response to its prompt. Later, the response comes
+// over the stream.
 const DefaultWait = 20 * time.Second
 
 // Logs stores the logs of servers.
@@ -32,11 +33,12 @@ type Logs interface {
 	IDs(ctx context.Context, org, prefix string) ([]string, error)
 }
 
-// Configs stores configurations of tools for directories.
+// Configs stores the tool configurations of directories.
 type Configs interface {
-	// PutConfig stores a configuration. It returns a [*proto.QuotaError] if the organisation has too many.
+	// PutConfig stores a configuration. It returns a [*proto.QuotaError] if the organisation has
+	// too many.
 	PutConfig(ctx context.Context, c *proto.AgentConfig) error
-	// Config returns a configuration, or [proto.ErrNotFound].
+	// Config returns a configuration. It returns [proto.ErrNotFound] if there is none.
 	Config(ctx context.Context, org string, kind proto.AgentConfigKind, directory, name string) (*proto.AgentConfig, error)
 	// RemoveConfig removes a configuration, if there is one.
 	RemoveConfig(ctx context.Context, org string, kind proto.AgentConfigKind, directory, name string) error
@@ -44,41 +46,41 @@ type Configs interface {
 	Configs(org string) []proto.AgentConfig
 }
 
-// Host has what a request needs of this server.
+// Host gives a request access to the gateway.
 type Host interface {
 	// Caller returns the organisation and the id of the API key of the request.
 	Caller() (org, key string)
-	// ReadBody reads the body of the request and calls decode with it. It returns the error of decode.
+	// ReadBody reads the body of the request and calls decode with it. It returns the error of
+	// decode.
 	ReadBody(w http.ResponseWriter, decode func(body []byte) error) error
-	// AllowStored refuses what must be stored if there is no room for it.
+	// AllowStored returns an error if the server or the organisation has no room to store more.
 	AllowStored(ctx context.Context, background bool) error
 	// CheckCaller returns an error if the API key has become invalid since the request began.
 	CheckCaller() error
-	// LimitReads returns ctx with limits of its own for reads of the store, for what is not released with
-	// the request. release releases the memory of what was read.
+	// LimitReads returns a context with its own limits for reads of the store, which may outlive the
+	// request. release releases the memory of what was read.
 	LimitReads(ctx context.Context) (limited context.Context, release func())
-	// UntilDrain returns a context that ends when this server begins to shut down.
+	// UntilDrain returns a context that is cancelled when this server begins to shut down.
 	UntilDrain(ctx context.Context) (context.Context, context.CancelFunc)
-	// RemoveHome removes the thread with the files of a session, if it exists.
+	// RemoveHome removes the thread that holds a session's files, if it exists.
 	RemoveHome(ctx context.Context, thread string) error
 }
 
-// Server serves the routes. Its exported fields are set before its use.
+// Server serves the routes. Its exported fields must be set before use.
 type Server struct {
 	Sessions *sessions.Service
 	Logs     Logs
 	Configs  Configs
-	// Host returns the host of a request.
-	Host func(r *http.Request) Host
-	// Version is this program's.
-	Version string
+	// Host returns the [Host] of a request.
+	Host    func(r *http.Request) Host
+	Version string        // of this program
 	Wait    time.Duration // see [DefaultWait]
 	Log     *slog.Logger
 
 	projectors projectors
 }
 
-// Routes returns the routes, below [Prefix] or at the root.
+// Routes returns the routes below [Prefix] or at the root.
 func (s *Server) Routes(atRoot bool) []agent.Route {
 	const get, post, put, remove = http.MethodGet, http.MethodPost, http.MethodPut, http.MethodDelete
 	const read, execute = proto.ScopeRead, proto.ScopeExecute
@@ -107,22 +109,22 @@ func (s *Server) Routes(atRoot bool) []agent.Route {
 		s.remove)
 	for _, c := range configKinds {
 		path := "/v1/config/" + string(c.kind)
-		add(put, path, "Put"+c.name, "Store the configuration of "+c.what+" of a directory", execute, s.putConfig(&c))
-		add(get, path, "Get"+c.name, "Show the configuration of "+c.what+" of a directory", read, s.getConfig(&c))
-		add(remove, path, "Delete"+c.name, "Delete the configuration of "+c.what+" of a directory", execute,
+		add(put, path, "Put"+c.name, "Store the configuration of "+c.article+" of a directory", execute, s.putConfig(&c))
+		add(get, path, "Get"+c.name, "Show the configuration of "+c.article+" of a directory", read, s.getConfig(&c))
+		add(remove, path, "Delete"+c.name, "Delete the configuration of "+c.article+" of a directory", execute,
 			s.deleteConfig(&c))
 	}
-	for _, m := range missing {
+	for _, m := range unsupported {
 		for _, method := range []string{get, post, remove} {
-			word := method[:1] + strings.ToLower(method[1:])
-			add(method, m.path, m.id+word, "Not implemented", read, m.handle)
+			verb := method[:1] + strings.ToLower(method[1:])
+			add(method, m.path, m.id+verb, "Not implemented", read, m.handle)
 		}
 	}
 	return list
 }
 
-// missing are the parts of the API that this server does not have.
-var missing = []missingPart{
+// unsupported are the parts of the API that this server does not implement.
+var unsupported = []unsupportedPart{
 	{"/v1/desktop/*", "Desktop", "this server's sandboxes have no desktop"},
 	{"/v1/processes", "Processes", noProcesses},
 	{"/v1/processes/*", "Process", noProcesses},
@@ -130,13 +132,13 @@ var missing = []missingPart{
 
 const noProcesses = "this server runs programs as executions and in live sandboxes, not as processes beside an agent"
 
-type missingPart struct{ path, id, message string }
+type unsupportedPart struct{ path, id, message string }
 
-func (m *missingPart) handle(w http.ResponseWriter, _ *http.Request) error {
+func (m *unsupportedPart) handle(w http.ResponseWriter, _ *http.Request) error {
 	return writeProblem(w, http.StatusNotImplemented, "not_implemented", m.message)
 }
 
-// serverID returns the server of a request.
+// serverID returns the id of the server in the path of a request.
 func serverID(r *http.Request) (string, error) {
 	id := chi.URLParam(r, "server")
 	if r.URL.RawPath != "" { // the router matches the path as it was sent
@@ -160,7 +162,7 @@ type problem struct {
 	Detail string `json:"detail"`
 }
 
-// writeProblem answers with an error.
+// writeProblem writes an error as the response.
 func writeProblem(w http.ResponseWriter, status int, code, detail string) error {
 	title := strings.Fields(strings.ReplaceAll(code, "_", " "))
 	for i, word := range title {
@@ -175,17 +177,17 @@ func writeProblem(w http.ResponseWriter, status int, code, detail string) error 
 	return nil
 }
 
-// invalid answers to a request that is wrong.
+// invalid writes the response to an invalid request.
 func invalid(w http.ResponseWriter, status int, detail string) error {
 	return writeProblem(w, status, "invalid_request", "invalid request: "+detail)
 }
 
-// maxRefused bounds what is read of the body of a refused request, in bytes. A client that is still writing
-// when the connection is closed does not see the answer.
+// maxRefused bounds the part of a rejected request's body that is read, in bytes. A client that is
+// still writing when the connection is closed does not see the response.
 const maxRefused = 64 << 20
 
-// WriteError answers with an error. That of a message is a response of JSON-RPC, because clients end for
-// good after another status, unless the API key is wrong.
+// WriteError writes an error as the response. For a posted message, it is a JSON-RPC response with
+// status 200, because clients give up after any other. Only an invalid API key has the status 401.
 func (s *Server) WriteError(w http.ResponseWriter, r *http.Request, e *api.Error) {
 	if r.Method == http.MethodPost && strings.Contains(r.URL.Path, "/v1/acp/") && e.Code != api.CodeUnauthorized {
 		m := peek(io.LimitReader(r.Body, maxRefused))
@@ -205,7 +207,7 @@ func (s *Server) WriteError(w http.ResponseWriter, r *http.Request, e *api.Error
 	_ = writeProblem(w, status, code, e.Message)
 }
 
-// answer answers a message that failed.
+// answer responds to a message that failed.
 func (s *Server) answer(w http.ResponseWriter, m *received, err error) {
 	if !m.isRequest() {
 		w.WriteHeader(http.StatusAccepted)
@@ -220,7 +222,7 @@ func (s *Server) answer(w http.ResponseWriter, m *received, err error) {
 	writeResponse(w, out.Data)
 }
 
-// writeResponse answers with a response of JSON-RPC.
+// writeResponse writes JSON as the response.
 func writeResponse(w http.ResponseWriter, data []byte) {
 	h := w.Header()
 	h.Set("Content-Type", "application/json")
@@ -261,7 +263,7 @@ type serverInfo struct {
 	CreatedAt int64  `json:"createdAtMs"`
 }
 
-// list answers with the servers of the organisation, the oldest first.
+// list returns the servers of the organisation, oldest first.
 func (s *Server) list(w http.ResponseWriter, r *http.Request) error {
 	org, _ := s.Host(r).Caller()
 	ids, err := s.Logs.IDs(r.Context(), org, logPrefix)
@@ -295,7 +297,7 @@ func (s *Server) remove(w http.ResponseWriter, r *http.Request) error {
 	}
 	host := s.Host(r)
 	org, _ := host.Caller()
-	// Clients wait for two seconds only.
+	// Clients wait only two seconds, so the removal continues without them.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), removeTimeout)
 	defer cancel()
 	if err := s.removeSessions(ctx, host, logID(id)); err != nil {

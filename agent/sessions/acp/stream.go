@@ -12,14 +12,16 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// keepalive is how often an idle stream gets a comment. Clients give a silent one up after five minutes.
+// keepalive is the interval of comments on an idle stream. Clients drop a stream that is silent for
+// five minutes.
 const keepalive = 15 * time.Second
 
-// drainingStream is how long a stream lasts that begins while this gateway shuts down.
+// drainingStream is the maximum duration of a stream that starts while this gateway shuts down.
 const drainingStream = 2 * time.Second
 
-// stream answers with the messages of a server after the last one that the client has seen, as server-sent
-// events. It ends between two messages when this gateway begins to shut down: clients continue at another one.
+// stream sends a server's messages after the last one the client has seen, as server-sent events.
+// It ends between two messages when this gateway begins to shut down. Clients then reconnect to
+// another.
 func (s *Server) stream(w http.ResponseWriter, r *http.Request) error {
 	id, err := serverID(r)
 	if err != nil {
@@ -36,7 +38,7 @@ func (s *Server) stream(w http.ResponseWriter, r *http.Request) error {
 	org, _ := host.Caller()
 	open, end := host.UntilDrain(r.Context())
 	defer end()
-	if open.Err() != nil { // the client may come back until it finds another server
+	if open.Err() != nil { // do not end at once: the client may reconnect here repeatedly
 		open, end = context.WithTimeout(r.Context(), drainingStream)
 		defer end()
 	}
@@ -54,14 +56,15 @@ func (s *Server) stream(w http.ResponseWriter, r *http.Request) error {
 	}()
 	defer func() {
 		cancel()
-		for e := range events { // until the goroutine has ended
+		for e := range events { // wait for the goroutine to end
 			e.release()
 		}
 	}()
 	return send(ctx, w, host, events)
 }
 
-// lastEventID returns the number of the last message that a client has seen; -1 if it says nothing.
+// lastEventID returns the number of the last message the client has seen; -1 if the header is
+// missing.
 func lastEventID(r *http.Request) (int64, error) {
 	text := r.Header.Get("Last-Event-ID")
 	if text == "" {
@@ -74,14 +77,14 @@ func lastEventID(r *http.Request) (int64, error) {
 	return int64(n), nil
 }
 
-// found are events that were read. release releases their memory.
+// found are encoded events that were read. release releases their memory.
 type found struct {
 	text    []byte
 	release func()
 }
 
-// send sends events until ctx is done, the client has left, its API key is invalid, or there are no more. It sends
-// comments meanwhile.
+// send sends events until ctx is done, the client disconnects, its API key is invalid, or events is
+// closed. It sends comments while there are no events.
 func send(ctx context.Context, w http.ResponseWriter, host Host, events <-chan found) error {
 	control := http.NewResponseController(w)
 	ticks := time.NewTicker(keepalive)
@@ -101,7 +104,7 @@ func send(ctx context.Context, w http.ResponseWriter, host Host, events <-chan f
 			err = control.Flush()
 		}
 		if next.release(); err != nil {
-			return nil // the client has left
+			return nil // the client has disconnected
 		}
 		ticks.Reset(keepalive)
 		select {
@@ -115,8 +118,8 @@ func send(ctx context.Context, w http.ResponseWriter, host Host, events <-chan f
 	return nil
 }
 
-// read finds the messages after number last as events, until ctx is done or the log is removed. Clients do
-// not connect again after an error, so it waits while the store does not answer.
+// read sends the messages after number last to events, until ctx is done or the log is removed. It
+// retries errors of the store, because clients do not reconnect after an error.
 func (s *Server) read(ctx context.Context, host Host, l *serverLog, last int64, events chan<- found) {
 	var follower sessions.Follower
 	defer func() {
@@ -154,8 +157,8 @@ func (s *Server) read(ctx context.Context, host Host, l *serverLog, last int64, 
 	}
 }
 
-// begin returns the number of the message after which a stream begins, and that of an entry before the first
-// message.
+// begin returns the number of the message after which a stream starts, and the number of an entry
+// before the stream's first message.
 func (l *serverLog) begin(ctx context.Context, last int64) (int64, uint64, error) {
 	// The server may not exist yet: clients open the stream before their first message is answered.
 	if err := l.load(ctx); err != nil {
@@ -172,7 +175,8 @@ func (l *serverLog) begin(ctx context.Context, last int64) (int64, uint64, error
 	return from, after, nil
 }
 
-// next returns the messages of the next entry after number last as events, and the entry's number.
+// next returns the messages of the entry after number after, encoded as events, and the entry's
+// number. It skips messages up to number *last and updates *last.
 func next(ctx context.Context, follower sessions.Follower, after uint64, last *int64) (
 	text []byte, at uint64, err error,
 ) {

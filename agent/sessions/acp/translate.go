@@ -9,7 +9,7 @@ import (
 	"github.com/bullpen-run/bullpen/agent/sessions"
 )
 
-// The reasons for which turns end.
+// The reasons why turns end.
 const (
 	stopEnd       = "end_turn"
 	stopCancelled = "cancelled"
@@ -24,7 +24,7 @@ const (
 	toolCallUpdate = "tool_call_update"
 )
 
-// The statuses of calls of tools.
+// The statuses of tool calls.
 const (
 	callPending   = "pending"
 	callRunning   = "in_progress"
@@ -32,7 +32,7 @@ const (
 	callFailed    = "failed"
 )
 
-// update is a session's news for its client. Kind decides which members it has.
+// update is a session update for the client. Kind determines which fields are set.
 type update struct {
 	Kind       string          `json:"sessionUpdate,omitempty"` // empty in a request for a permission
 	Content    any             `json:"content,omitempty"`       // a block of a chunk, or a list of toolContent
@@ -71,12 +71,13 @@ type location struct {
 	Path string `json:"path"`
 }
 
-// translator translates the entries of a session's log to messages, and changes the state accordingly.
+// translator translates the entries of a session's log into messages and updates the state.
 type translator struct {
 	state *state
 	id    string // of the session
 	*session
-	// replay is set while a client loads the session: it gets the messages of the user, too, but no requests.
+	// replay is set while a client loads the session. The client then also receives the user's
+	// messages, but no requests.
 	replay bool
 	out    []outgoing
 }
@@ -123,15 +124,15 @@ func (t *translator) event(e *sessions.Entry, v *sessions.Event) error {
 	case sessions.QuestionRequested:
 		return with(v, func(d sessions.Question) error { return t.question(&d) })
 	case sessions.PermissionResolved:
-		return with(v, func(d sessions.Permission) error { t.resolved(d.ID, ""); return nil })
+		return with(v, func(d sessions.Permission) error { t.removeRequest(d.ID, ""); return nil })
 	case sessions.QuestionResolved:
-		return with(v, func(d sessions.Question) error { t.resolved("", d.ID); return nil })
+		return with(v, func(d sessions.Question) error { t.removeRequest("", d.ID); return nil })
 	default:
 		return nil
 	}
 }
 
-// with calls f with the data of an event.
+// with calls f with the decoded data of an event.
 func with[T any](v *sessions.Event, f func(T) error) error {
 	data, err := sessions.DataOf[T](v)
 	if err != nil {
@@ -163,7 +164,8 @@ func (t *translator) chunk(kind string, content block) error {
 	return t.update(&update{Kind: kind, Content: content})
 }
 
-// answer adds the responses to the prompts that match.
+// answer adds a response to each prompt for which match returns true: result, or failure if not
+// nil.
 func (t *translator) answer(result any, failure error, match func(*prompt) bool) error {
 	for _, p := range slices.Clone(t.state.Prompts) {
 		if p.Session != t.id || !match(&p) {
@@ -183,7 +185,7 @@ func (t *translator) answer(result any, failure error, match func(*prompt) bool)
 
 func stopReason(reason string) any { return map[string]string{"stopReason": reason} }
 
-// endCalls reports the end of the calls of tools without a result.
+// endCalls adds an update with a final status for each tool call without a result.
 func (t *translator) endCalls(status string) error {
 	for _, id := range t.Calls {
 		if err := t.update(&update{Kind: toolCallUpdate, ToolCallID: id, Status: status}); err != nil {
@@ -229,7 +231,7 @@ func (t *translator) sessionEnded(e *sessions.Entry, d *sessions.Ended) error {
 	t.state.Requests = slices.DeleteFunc(t.state.Requests, func(r request) bool { return r.Session == t.id })
 	sent := func(p *prompt) bool { return p.Turn > 0 }
 	switch d.Reason {
-	case sessions.EndCompleted: // messages in the queue follow
+	case sessions.EndCompleted: // the turns of queued messages follow
 		return t.answer(stopReason(stopEnd), nil, func(p *prompt) bool { return p.Turn > 0 && p.Turn <= e.Turn })
 	case sessions.EndTerminated:
 		return t.answer(stopReason(stopCancelled), nil, sent)
@@ -245,8 +247,8 @@ func (t *translator) sessionEnded(e *sessions.Entry, d *sessions.Ended) error {
 	}
 }
 
-// gone answers all prompts of a session that was removed.
-func (t *translator) gone(cause error) error {
+// sessionRemoved fails all prompts of a removed session.
+func (t *translator) sessionRemoved(cause error) error {
 	t.Loaded = 0
 	t.state.Requests = slices.DeleteFunc(t.state.Requests, func(r request) bool { return r.Session == t.id })
 	return t.answer(nil, cause, func(*prompt) bool { return true })
@@ -269,14 +271,14 @@ func (t *translator) item(x *sessions.Item, completed bool) error {
 		return t.chunk(userChunk, textBlock(sessions.TextOf(x.Content)))
 	case x.Kind == sessions.KindMessage && x.Role != nil && *x.Role == sessions.RoleAssistant:
 		return t.message(x, completed)
-	case completed: // a status, or what this protocol has no form for
+	case completed: // a status, or an item that the protocol has no form for
 		return t.parts(thoughtChunk, x.Content)
 	default:
 		return nil
 	}
 }
 
-// message translates a message of the assistant. Its text was or will be sent as deltas.
+// message translates a message of the assistant, except for its text, which is sent as deltas.
 func (t *translator) message(x *sessions.Item, completed bool) error {
 	thought := 0
 	for _, p := range x.Content {
@@ -349,7 +351,7 @@ func fileURI(path string) string {
 	return "file://" + path
 }
 
-// toolCall translates the call of a tool.
+// toolCall translates a tool call.
 func (t *translator) toolCall(x *sessions.Item, completed bool) error {
 	u := &update{Kind: toolCall, ToolCallID: x.ID, Title: "tool", ToolKind: "other", Status: callRunning}
 	for _, p := range x.Content {
@@ -407,14 +409,14 @@ func (t *translator) toolResult(x *sessions.Item) error {
 	if len(content) > 0 {
 		u.Content = content
 	}
-	if !slices.Contains(t.Calls, u.ToolCallID) { // clients know only what was a tool_call
+	if !slices.Contains(t.Calls, u.ToolCallID) { // clients do not know the call
 		u.Kind, u.Title, u.ToolKind = toolCall, "tool", "other"
 	}
 	t.endCall(u.ToolCallID)
 	return t.update(u)
 }
 
-// jsonOf returns a text that is usually JSON as such.
+// jsonOf returns text if it is JSON, and otherwise text as a JSON string.
 func jsonOf(text string) json.RawMessage {
 	if json.Valid([]byte(text)) {
 		return json.RawMessage(text)
@@ -426,7 +428,7 @@ func jsonOf(text string) json.RawMessage {
 	return quoted
 }
 
-// toolKinds are the kinds of tools, with words in their names.
+// toolKinds maps words in the names of tools to kinds. The first match counts.
 var toolKinds = []struct {
 	kind  string
 	words []string
@@ -441,7 +443,7 @@ var toolKinds = []struct {
 	{"think", []string{"think"}},
 }
 
-// toolKind returns the kind of a tool, by its name.
+// toolKind returns the kind of a tool, guessed from its name.
 func toolKind(name string) string {
 	name = strings.ToLower(name)
 	for _, k := range toolKinds {
@@ -452,24 +454,26 @@ func toolKind(name string) string {
 	return "other"
 }
 
-// option is an answer that the client may choose.
+// option is an answer that the client can choose.
 type option struct {
 	ID   string `json:"optionId"`
 	Name string `json:"name"`
 	Kind string `json:"kind"`
 }
 
-// The kinds of options, which are the ids of those of permissions.
+// The kinds of options. They are also the ids of the options of permissions.
 const (
 	allowOnce   = "allow_once"
 	allowAlways = "allow_always"
 	rejectOnce  = "reject_once"
 )
 
-// answerPrefix begins the ids of the options of questions, before the number of the answer from 0.
+// answerPrefix is the prefix of the ids of the options of questions. The index of the option
+// follows.
 const answerPrefix = "answer_"
 
-// ask adds a request of the client for an answer.
+// ask adds a request to the client, unless the state already has one for the same permission or
+// question.
 func (t *translator) ask(r request, about *update, options []option) error {
 	if slices.ContainsFunc(t.state.Requests, func(other request) bool {
 		return other.Session == r.Session && other.Permission == r.Permission && other.Question == r.Question
@@ -486,12 +490,13 @@ func (t *translator) ask(r request, about *update, options []option) error {
 	err = t.send(&rpcMessage{ID: id, Method: "session/request_permission", Params: map[string]any{
 		"sessionId": t.id, "toolCall": about, "options": options,
 	}})
-	t.out[len(t.out)-1].asks = r.ID
+	t.out[len(t.out)-1].requestID = r.ID
 	return err
 }
 
-// subject has what the metadata of permissions says about the call of a tool, by the names of the agents.
-type subject struct {
+// toolCallFields are the fields of a permission's metadata that identify the tool call. Each agent
+// has names of its own.
+type toolCallFields struct {
 	ToolUseID string `json:"toolUseId"`
 	ToolUse   string `json:"tool_use_id"`
 	ItemID    string `json:"itemId"`
@@ -508,8 +513,8 @@ func (t *translator) permission(p *sessions.Permission) error {
 	about := &update{
 		ToolCallID: p.ID, Title: p.Action, ToolKind: toolKind(p.Action), Status: callPending, RawInput: p.Metadata,
 	}
-	var s subject
-	_ = json.Unmarshal(p.Metadata, &s) // other fields than these are an agent's own
+	var s toolCallFields
+	_ = json.Unmarshal(p.Metadata, &s) // agents may give these fields other types
 	for _, id := range []string{s.ToolUseID, s.ToolUse, s.ItemID, s.CallID} {
 		if slices.Contains(t.Calls, id) {
 			about.ToolCallID = id
@@ -528,7 +533,7 @@ func (t *translator) permission(p *sessions.Permission) error {
 	})
 }
 
-// question asks a question as a permission with an option for each answer.
+// question sends a question to the client as a permission with one option for each answer.
 func (t *translator) question(q *sessions.Question) error {
 	about := &update{ToolCallID: q.ID, Title: q.Prompt, ToolKind: "other", Status: callPending}
 	var options []option
@@ -547,13 +552,13 @@ func (t *translator) question(q *sessions.Question) error {
 	return t.ask(request{Session: t.id, Question: q.ID, Options: q.Options}, about, options)
 }
 
-// resolved forgets the request for an answer to a permission or a question, which are empty for none. A request
-// that an earlier answer has answered is not sent.
-func (t *translator) resolved(permission, question string) {
+// removeRequest removes the request for a permission or a question; the other id is empty. It also
+// drops the request from the messages that have not been sent yet.
+func (t *translator) removeRequest(permission, question string) {
 	t.state.Requests = slices.DeleteFunc(t.state.Requests, func(r request) bool {
 		found := r.Session == t.id && r.Permission == permission && r.Question == question
 		if found {
-			t.out = slices.DeleteFunc(t.out, func(m outgoing) bool { return m.asks == r.ID })
+			t.out = slices.DeleteFunc(t.out, func(m outgoing) bool { return m.requestID == r.ID })
 		}
 		return found
 	})

@@ -1,6 +1,5 @@
-// Package claude drives Claude Code. One process serves a session's turns one after another, and
-// reads and writes JSON lines, as version 2.1.112 does with --input-format and --output-format
-// stream-json.
+// Package claude drives Claude Code. One process serves all turns of a session. It reads and writes
+// JSON lines: the format stream-json of version 2.1.112.
 package claude
 
 import (
@@ -16,13 +15,13 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// Agent is Claude Code. Its fields are set before its use.
+// Agent is Claude Code. Its fields must be set before use.
 type Agent struct {
 	Programs sessions.Programs
 	Command  []string          // runs Claude Code, without arguments
 	Env      map[string]string // of the program
-	Version  string            // empty if it is unknown
-	Missing  string            // why Claude Code cannot be used; empty if it can
+	Version  string            // empty if unknown
+	Missing  string            // the reason why Claude Code is unavailable; empty if it is available
 }
 
 // Info implements [sessions.Agent].
@@ -56,22 +55,21 @@ type conversation struct {
 	process sessions.Process
 	report  func(sessions.Native) error
 	plan    bool
-	done    chan struct{} // closed when nothing more is reported
+	done    chan struct{} // closed after the last report
 
 	mu       sync.Mutex
-	requests map[string]request // that wait for an answer, by the id of the permission or question
+	requests map[string]request // unanswered, by the id of the permission or question
 	inTurn   bool
-	// interrupted is set if a user has ended the turn, whose end is no error then.
+	// interrupted is set if a user has interrupted the turn. Its end is then not an error.
 	interrupted bool
 }
 
 // request is a request of Claude Code to use a tool.
 type request struct {
-	id       string // of the control request
-	input    json.RawMessage
-	question string // text of the first question; empty for none
-	plan     bool   // it asks for the approval of a plan
-	suggest  json.RawMessage
+	id          string // of the control request
+	input       json.RawMessage
+	plan        bool            // whether the request is for the approval of a plan
+	suggestions json.RawMessage // permission rules that Claude Code proposes; empty for none
 }
 
 // Start implements [sessions.Agent].
@@ -98,7 +96,7 @@ func (a *Agent) args(s *sessions.Start) []string {
 	if model := s.Session.Model; model != "" && model != "default" {
 		args = append(args, "--model", model)
 	}
-	if s.Native != "" { // it has stored a transcript under that id
+	if s.Native != "" { // Claude Code has stored a transcript with this id
 		args = append(args, "--resume", s.Native)
 	} else {
 		args = append(args, "--session-id", sessionUUID(s.Session, s.Turns))
@@ -114,15 +112,16 @@ func (a *Agent) args(s *sessions.Start) []string {
 	return args
 }
 
-// sessionUUID returns the id of a new transcript. Claude Code refuses one that exists, as it does after a
-// first turn that died, so the number of the turn is a part of it.
+// sessionUUID returns the id of a new transcript. It depends on the number of the turn, because
+// Claude Code refuses an existing id, such as that of a first turn whose process died.
 func sessionUUID(x *proto.AgentSession, turn int64) string {
 	sum := sha256.Sum256(fmt.Appendf(nil, "%s\x00%s\x00%d", x.Org, x.ID, turn))
 	sum[6], sum[8] = sum[6]&0x0f|0x40, sum[8]&0x3f|0x80
 	return fmt.Sprintf("%x-%x-%x-%x-%x", sum[:4], sum[4:6], sum[6:8], sum[8:10], sum[10:16])
 }
 
-// Resumed implements [sessions.Conversation]. Claude Code drops the tool calls of a turn that was cut.
+// Resumed implements [sessions.Conversation]. It returns false, because Claude Code drops the tool
+// calls of an unfinished turn.
 func (c *conversation) Resumed() bool { return false }
 
 // Send implements [sessions.Conversation].
@@ -167,14 +166,14 @@ func (c *conversation) Answer(_ context.Context, a *sessions.Answer) error {
 	r, ok := c.requests[id]
 	delete(c.requests, id)
 	c.mu.Unlock()
-	if !ok { // Claude Code has withdrawn it
+	if !ok { // withdrawn by Claude Code
 		return nil
 	}
-	return c.allow(r, a)
+	return c.answerRequest(r, a)
 }
 
-// allow answers a request.
-func (c *conversation) allow(r request, a *sessions.Answer) error {
+// answerRequest allows or denies a request.
+func (c *conversation) answerRequest(r request, a *sessions.Answer) error {
 	response := map[string]any{"behavior": "allow", "updatedInput": json.RawMessage("{}")}
 	deny := func(message string) { response = map[string]any{"behavior": "deny", "message": message} }
 	switch {
@@ -194,8 +193,8 @@ func (c *conversation) allow(r request, a *sessions.Answer) error {
 		response["updatedInput"] = input
 	case a.Permission.Status == sessions.PermissionRejected:
 		deny("the user refused the permission")
-	case a.Permission.Status == sessions.PermissionAlways && len(r.suggest) > 0:
-		response["updatedPermissions"] = r.suggest
+	case a.Permission.Status == sessions.PermissionAlways && len(r.suggestions) > 0:
+		response["updatedPermissions"] = r.suggestions
 	}
 	return c.respond(r.id, response)
 }
@@ -206,8 +205,8 @@ func (c *conversation) respond(id string, response any) error {
 	}})
 }
 
-// withAnswers adds answers to the input of AskUserQuestion, by the texts of its questions. Several answers
-// to one question are joined by commas.
+// withAnswers returns the input of AskUserQuestion with answers, keyed by the texts of its
+// questions. It joins several answers to one question with commas.
 func withAnswers(input json.RawMessage, answers [][]string) (map[string]any, error) {
 	var fields map[string]any
 	if err := json.Unmarshal(input, &fields); err != nil {

@@ -11,18 +11,18 @@ import (
 	"github.com/bullpen-run/bullpen/agent/sessions"
 )
 
-// Answers to the question whether a plan is carried out.
+// The options of the question that asks for the approval of a plan.
 const (
 	approve = "approve"
 	reject  = "reject"
 )
 
-// line is a line of Claude Code's output. It has many more types, which are ignored.
+// line is a line of Claude Code's output. Lines of other types are ignored.
 type line struct {
 	Type      string          `json:"type"`
 	Subtype   string          `json:"subtype"`
 	SessionID string          `json:"session_id"`
-	Parent    *string         `json:"parent_tool_use_id"` // set for what a subagent does
+	Parent    *string         `json:"parent_tool_use_id"` // nil unless a subagent wrote the line
 	RequestID string          `json:"request_id"`
 	Request   controlRequest  `json:"request"`
 	Message   json.RawMessage `json:"message"`
@@ -84,11 +84,11 @@ type reader struct {
 	*conversation
 	raw     json.RawMessage
 	cursor  string
-	message string // id of the assistant's message that is streamed
-	texts   int    // texts of that message that are complete
+	message string // id of the assistant's message being streamed
+	texts   int    // number of complete texts of that message
 }
 
-// read reports what Claude Code does until it ends.
+// read reports the output of Claude Code until the program ends.
 func (c *conversation) read() {
 	defer close(c.done)
 	r := &reader{conversation: c}
@@ -117,7 +117,7 @@ func (c *conversation) read() {
 	}
 }
 
-// send reports something. It returns false if the conversation is closed.
+// send reports data. It returns false if the conversation is closed.
 func (r *reader) send(kind sessions.EventType, data any) bool {
 	return r.report(sessions.Native{Type: kind, Data: data, Raw: r.raw, Cursor: r.cursor}) == nil
 }
@@ -139,12 +139,12 @@ func (r *reader) handle(l *line) bool {
 		return r.blocks(l)
 	case "control_request":
 		if l.Request.Subtype == "can_use_tool" {
-			return r.ask(l)
+			return r.handleToolRequest(l)
 		}
 	case "control_cancel_request":
 		r.mu.Lock()
-		for id, waiting := range r.requests {
-			if waiting.id == l.RequestID {
+		for id, pending := range r.requests {
+			if pending.id == l.RequestID {
 				delete(r.requests, id)
 			}
 		}
@@ -155,7 +155,7 @@ func (r *reader) handle(l *line) bool {
 	return true
 }
 
-// stream reports a piece of a text.
+// stream reports the next piece of a text.
 func (r *reader) stream(e *streamEvent) bool {
 	switch e.Type {
 	case "message_start":
@@ -168,15 +168,15 @@ func (r *reader) stream(e *streamEvent) bool {
 	return true
 }
 
-// textID returns the id of the text that is streamed.
+// textID returns the native id of the text being streamed.
 func (r *reader) textID() string { return fmt.Sprintf("%s_%d", r.message, r.texts) }
 
-// blocks reports the parts of a message, which are items.
+// blocks reports each part of a message as an item.
 func (r *reader) blocks(l *line) bool {
 	var m message
 	var list []block
 	if json.Unmarshal(l.Message, &m) != nil || json.Unmarshal(m.Content, &list) != nil {
-		return true // a text of the user, which is an item already
+		return true // a user's text, which is an item already
 	}
 	for i := range list {
 		if l.Parent != nil && list[i].Type == "text" { // of a subagent
@@ -220,7 +220,7 @@ func (r *reader) block(author string, m *message, b *block) bool {
 	return r.send(sessions.ItemCompleted, sessions.ItemData{Item: item})
 }
 
-// textOf returns the text of a tool's result, which is a string or a list of blocks.
+// textOf returns the text of a tool's result: a string or a list of blocks.
 func textOf(content json.RawMessage) string {
 	var text string
 	if json.Unmarshal(content, &text) == nil {
@@ -239,37 +239,37 @@ func textOf(content json.RawMessage) string {
 	return strings.Join(texts, "\n")
 }
 
-// changes are the tools that change something. Plan mode does not keep Claude Code from using them.
-func changes(tool string) bool {
+// isMutating reports whether a tool changes files or processes. Claude Code asks to use such tools
+// even in plan mode.
+func isMutating(tool string) bool {
 	return slices.Contains([]string{"Bash", "Write", "Edit", "MultiEdit", "NotebookEdit", "KillShell"}, tool)
 }
 
-// ask reports a request to use a tool.
-func (r *reader) ask(l *line) bool {
+// handleToolRequest reports a request to use a tool, or denies it in plan mode.
+func (r *reader) handleToolRequest(l *line) bool {
 	q := &l.Request
-	waiting := request{id: l.RequestID, input: q.Input, suggest: q.Suggestions}
+	pending := request{id: l.RequestID, input: q.Input, suggestions: q.Suggestions}
 	switch q.Tool {
 	case "AskUserQuestion":
 		var asked questions
 		if json.Unmarshal(q.Input, &asked) == nil && len(asked.Questions) > 0 {
 			first := asked.Questions[0]
-			waiting.question = first.Question
 			options := []string{}
 			for _, o := range first.Options {
 				options = append(options, o.Label)
 			}
-			return r.wait(q.ToolUse, waiting, sessions.QuestionRequested, sessions.Question{
+			return r.reportPending(q.ToolUse, pending, sessions.QuestionRequested, sessions.Question{
 				ID: q.ToolUse, Prompt: first.Question, Options: options, Status: sessions.QuestionPending,
 			})
 		}
 	case "ExitPlanMode":
-		waiting.plan = true
-		return r.wait(q.ToolUse, waiting, sessions.QuestionRequested, sessions.Question{
+		pending.plan = true
+		return r.reportPending(q.ToolUse, pending, sessions.QuestionRequested, sessions.Question{
 			ID: q.ToolUse, Prompt: "Approve plan execution?", Options: []string{approve, reject},
 			Status: sessions.QuestionPending,
 		})
 	}
-	if r.plan && changes(q.Tool) {
+	if r.plan && isMutating(q.Tool) {
 		return r.respond(l.RequestID, map[string]any{
 			"behavior": "deny", "message": "this session is in plan mode, in which nothing is changed",
 		}) == nil
@@ -280,20 +280,21 @@ func (r *reader) ask(l *line) bool {
 	if err != nil {
 		return true // it was decoded from JSON
 	}
-	return r.wait(l.RequestID, waiting, sessions.PermissionRequested, sessions.Permission{
+	return r.reportPending(l.RequestID, pending, sessions.PermissionRequested, sessions.Permission{
 		ID: l.RequestID, Action: q.Tool, Status: sessions.PermissionPending, Metadata: metadata,
 	})
 }
 
-// wait reports something that needs an answer.
-func (r *reader) wait(id string, waiting request, kind sessions.EventType, data any) bool {
+// reportPending registers a request and reports its question or permission.
+func (r *reader) reportPending(id string, pending request, kind sessions.EventType, data any) bool {
 	r.mu.Lock()
-	r.requests[id] = waiting
+	r.requests[id] = pending
 	r.mu.Unlock()
 	return r.send(kind, data)
 }
 
-// result reports the end of a turn. A model server's refusal is an error of a turn that is otherwise a success.
+// result reports the end of a turn. A rejection by the model server has the subtype success, and
+// IsError is set.
 func (r *reader) result(l *line) bool {
 	r.mu.Lock()
 	interrupted := r.interrupted

@@ -1,6 +1,6 @@
 // Package mock is a coding agent without a model or a program, for tests of clients. The text of a
-// message chooses a script, which is the answer. Scripts and texts are those of the mock agent of the
-// Sandbox Agent API 0.1.11.
+// message selects a script, and the agent replies with it. The scripts are those of the mock agent
+// of the Sandbox Agent API 0.1.11.
 package mock
 
 import (
@@ -16,11 +16,11 @@ import (
 
 // Agent is the mock agent.
 type Agent struct {
-	// Delay is the time between two events. The original waits for 200 ms.
+	// Delay is the time between two events. The original's is 200 ms.
 	Delay time.Duration
 }
 
-// info describes the agent. All that a client can handle is in some script.
+// info describes the agent. Its scripts cover everything that a client can handle.
 var info = &sessions.Info{
 	ID: "mock", Version: "builtin", Credentials: true,
 	Modes: []sessions.Mode{
@@ -49,7 +49,8 @@ func (a *Agent) Start(ctx context.Context, s *sessions.Start) (sessions.Conversa
 		delay: a.Delay, report: s.Report, cancel: cancel, turns: make(chan *turn, 1), ended: make(chan struct{}),
 		pending: map[string]bool{}, answered: make(chan struct{}, 1),
 	}
-	// The cursor is in the log once the whole script is. Answers that came since then are no longer pending.
+	// The log contains the cursor only if it contains the whole script. Only answers are missing
+	// then.
 	if s.Running && s.Cursor == prefix(s.Turns) {
 		c.resumed = true
 		for _, p := range s.Pending {
@@ -61,7 +62,7 @@ func (a *Agent) Start(ctx context.Context, s *sessions.Start) (sessions.Conversa
 	return c, nil
 }
 
-// prefix is the beginning of all ids that belong to a message, and the cursor after its script.
+// prefix returns the prefix of the ids of a message's turn. It is also the cursor after the script.
 func prefix(message int64) string { return fmt.Sprintf("mock_%d", message) }
 
 // conversation implements [sessions.Conversation].
@@ -70,16 +71,16 @@ type conversation struct {
 	report  func(sessions.Native) error
 	cancel  context.CancelFunc
 	resumed bool
-	current *turn // the last one
+	current *turn // the last turn; nil before the first
 	turns   chan *turn
 	ended   chan struct{} // closed when run returns
 
 	mu       sync.Mutex
-	pending  map[string]bool // ids of the questions and permissions that wait for an answer
+	pending  map[string]bool // ids of the unanswered questions and permissions
 	answered chan struct{}   // receives a value after an answer
 }
 
-// turn is a turn that run has to play.
+// turn is a turn for run to play.
 type turn struct {
 	script      []sessions.Native
 	interrupted chan struct{} // receives a value when the turn must end
@@ -118,7 +119,7 @@ func (c *conversation) Interrupt(context.Context) error {
 	return nil
 }
 
-// signal sends a value, unless one has not been received yet.
+// signal sends a value. It does nothing if the last one has not been received yet.
 func signal(to chan<- struct{}) {
 	select {
 	case to <- struct{}{}:
@@ -147,8 +148,8 @@ func (c *conversation) run(ctx context.Context) {
 	}
 }
 
-// play reports the script of a turn, waits until nothing is pending, and ends the turn, unless the script has
-// ended the session. Its error means that the conversation is closed.
+// play reports the script of a turn, waits for all answers, and ends the turn. It leaves the turn
+// open if the script ends the session. It returns an error if the conversation is closed.
 func (c *conversation) play(ctx context.Context, t *turn) error {
 	interrupted := false
 	for i := 0; i < len(t.script) && !interrupted; i++ {
@@ -177,7 +178,7 @@ func (c *conversation) play(ctx context.Context, t *turn) error {
 	return c.report(sessions.Native{Type: sessions.TurnEnded, Data: end, Synthetic: true})
 }
 
-// wait blocks until there is a value. It reports whether the turn must end.
+// wait blocks until it receives a value from until. It reports whether the turn was interrupted.
 func wait[T any](ctx context.Context, t *turn, until <-chan T) (interrupted bool) {
 	select {
 	case <-ctx.Done():
@@ -189,7 +190,8 @@ func wait[T any](ctx context.Context, t *turn, until <-chan T) (interrupted bool
 	}
 }
 
-// expectAnswer notes that an event needs an answer, if it does. The answer may come before the report returns.
+// expectAnswer registers the question or permission of an event. It must be called before the event
+// is reported, because the answer may arrive before the report returns.
 func (c *conversation) expectAnswer(n *sessions.Native) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -8,7 +8,7 @@ import (
 	"github.com/bullpen-run/bullpen/agent/sessions"
 )
 
-// prompts are the messages that the tests of the original send, in lower case, and their scripts.
+// prompts are the scripts for the messages of the original's tests. Keys are in lower case.
 var prompts = map[string]func(*writer){
 	"reply with exactly the single word ok.":     says("ok", "OK"),
 	"reply with exactly the word first.":         says("first", "FIRST"),
@@ -27,7 +27,7 @@ var prompts = map[string]func(*writer){
 		"do not answer yourself.": (*writer).proceed,
 }
 
-// commands are the first words that choose a script, in lower case.
+// commands are the scripts for messages that begin with a command. Keys are in lower case.
 var commands = map[string]func(*writer){
 	"help":     says("help", help),
 	"demo":     (*writer).demo,
@@ -58,7 +58,7 @@ const help = `Mock agent commands:
 
 Any other text will be echoed as an assistant message.`
 
-// markdownPieces are the deltas of the message with markdown, which together are its text.
+// markdownPieces are the deltas of the markdown message. Joined, they are its text.
 var markdownPieces = []string{
 	"# Markdown Demo\n\n**Bo",
 	"ld**, *ita",
@@ -72,7 +72,7 @@ var markdownPieces = []string{
 		"End of markdown demo.",
 }
 
-// script returns the events of a turn. Those of an empty message are none.
+// script returns the events of a turn; none for an empty message.
 func script(prefix, text string) []sessions.Native {
 	if text == "" {
 		return nil
@@ -179,7 +179,8 @@ func (w *writer) markdown() {
 		sessions.Text(strings.Join(markdownPieces, "")))
 }
 
-// tool calls a tool. Its result fails, for clients that show failures.
+// tool writes a tool call and its result. The result is a failure, so that clients can test showing
+// one.
 func (w *writer) tool() {
 	call := w.id("call")
 	w.item("tool_call", sessions.KindToolCall, sessions.RoleAssistant, sessions.Part{

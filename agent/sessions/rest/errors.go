@@ -23,7 +23,7 @@ type problem struct {
 	Details map[string]any `json:"details,omitempty"`
 }
 
-// The codes of errors that are not kinds of [sessions.Error].
+// The codes of errors that are not a [sessions.Kind].
 const (
 	codeTokenInvalid     = "token_invalid"
 	codePermissionDenied = "permission_denied"
@@ -31,7 +31,7 @@ const (
 	codeTimeout          = "timeout"
 )
 
-// statusOf returns the status of a kind of errors.
+// statusOf returns the HTTP status of a kind of error.
 func statusOf(kind sessions.Kind) int {
 	switch kind {
 	case sessions.AgentNotInstalled, sessions.SessionNotFound:
@@ -71,21 +71,21 @@ func (p *problem) write(w http.ResponseWriter) {
 // Error implements error.
 func (p *problem) Error() string { return p.Detail }
 
-// textError is an error whose body is a text: of a request that cannot be decoded.
+// textError is an error with a plain-text body, for a request that cannot be decoded.
 type textError struct {
 	status  int
 	message string
 }
 
-func text(status int, format string, args ...any) error {
+func textErrorf(status int, format string, args ...any) error {
 	return &textError{status, fmt.Sprintf(format, args...)}
 }
 
 // Error implements error.
 func (e *textError) Error() string { return e.message }
 
-// answerError answers with an error, if it is one of this API's. Otherwise it returns it: the
-// gateway logs it and calls WriteError.
+// answerError writes an error of this API as the response. It returns any other error, which the
+// gateway logs and passes to WriteError.
 func answerError(w http.ResponseWriter, err error) error {
 	if wrong, ok := errors.AsType[*textError](err); ok {
 		writeText(w, wrong.status, wrong.message)
@@ -109,7 +109,7 @@ func answerError(w http.ResponseWriter, err error) error {
 	return err
 }
 
-// WriteError answers with an error of this server.
+// WriteError writes an error of the gateway as the response, in this API's form.
 func WriteError(w http.ResponseWriter, _ *http.Request, e *api.Error) {
 	status := e.Code.Status()
 	p := newProblem(string(e.Code), status, e.Message)
@@ -118,7 +118,7 @@ func WriteError(w http.ResponseWriter, _ *http.Request, e *api.Error) {
 		p.Details = map[string]any{"message": message}
 	}
 	switch e.Code {
-	case api.CodeNotFound: // handlers word theirs
+	case api.CodeNotFound: // an unknown path: handlers return errors of their own
 		writeText(w, status, "404 Not Found\n\n"+banner)
 		return
 	case api.CodeUnauthorized:

@@ -16,21 +16,21 @@ import (
 )
 
 const (
-	// keepAlive is the longest silence of a stream. Some clients drop a silent one after five
-	// minutes.
+	// keepAlive is the maximum time between two writes to a stream. Some clients drop a stream that
+	// is silent for five minutes.
 	keepAlive = 15 * time.Second
-	// bufferSize is the size of the buffer of a list of events, in bytes.
+	// bufferSize is the size of the write buffer of a response, in bytes.
 	bufferSize = 32 << 10
 )
 
-// view is the form of events.
+// view is the form in which a response shows events.
 type view struct {
-	raw    bool   // with the agent's own output
-	legacy string // the agent of the session, for the form of A11; empty for the form of events
+	raw    bool   // includes the agent's own output
+	legacy string // the session's agent, for the legacy form; empty for the current form
 }
 
-// viewOf returns the form of events that a request asks for. A view of legacy events needs the
-// session's agent.
+// viewOf returns the view that a query selects. It calls x only for the legacy form, which contains
+// the session's agent.
 func viewOf(q query, x func() (*sessions.Session, error)) (v view, err error) {
 	if v.raw, err = q.flag("includeRaw", "include_raw"); err != nil {
 		return v, err
@@ -49,7 +49,7 @@ func viewOf(q query, x func() (*sessions.Session, error)) (v view, err error) {
 	return v, nil
 }
 
-// append appends the JSON form of an event to b. It reports whether the view has the event.
+// append appends the JSON form of an event to b. It reports whether the view shows the event.
 func (v *view) append(b *bytes.Buffer, e *sessions.Event) (shown bool, err error) {
 	var form any = e
 	if v.legacy != "" {
@@ -99,7 +99,7 @@ func (s *Server) listEvents(w http.ResponseWriter, r *http.Request) error {
 	}
 	defer reader.Close()
 	list := &eventList{view: v, limit: limit, out: bufio.NewWriterSize(&jsonAnswer{w: w}, bufferSize)}
-	for last := offset; last < x.Sequence && !list.more; { // events that are added meanwhile are for the next request
+	for last := offset; last < x.Sequence && !list.more; { // later events are for the next request
 		entry, err := reader.Next(r.Context(), false)
 		if err != nil {
 			return err
@@ -116,30 +116,31 @@ func (s *Server) listEvents(w http.ResponseWriter, r *http.Request) error {
 	return list.end()
 }
 
-// jsonAnswer begins an answer at its first byte, so that an error before can be answered.
+// jsonAnswer sets the headers of a response at the first byte, so that an earlier error can still
+// become the response.
 type jsonAnswer struct {
-	w     http.ResponseWriter
-	begun bool
+	w       http.ResponseWriter
+	started bool
 }
 
 // Write implements [io.Writer].
 func (a *jsonAnswer) Write(p []byte) (int, error) {
-	if !a.begun {
-		a.begun = true
+	if !a.started {
+		a.started = true
 		a.w.Header().Set("Content-Type", "application/json")
 		a.w.Header().Set("Cache-Control", "no-store")
 	}
 	return a.w.Write(p)
 }
 
-// eventList writes an answer with a list of events while they are read.
+// eventList writes a list of events as they are read.
 type eventList struct {
 	view
 	limit int64
 	out   *bufio.Writer
 	event bytes.Buffer
 	count int64
-	more  bool // there are events beyond the limit
+	more  bool // whether there are events beyond the limit
 }
 
 const listStart = `{"events":[`
@@ -182,7 +183,7 @@ func (l *eventList) end() error {
 	return l.out.Flush()
 }
 
-// streamEvents sends the events of a session, and then further ones.
+// streamEvents sends the events of a session and continues with new ones.
 func (s *Server) streamEvents(w http.ResponseWriter, r *http.Request) error {
 	host, org, id, err := s.find(r)
 	if err != nil {
@@ -196,7 +197,7 @@ func (s *Server) streamEvents(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	if last := r.Header.Get("Last-Event-ID"); last != "" { // a client that comes back repeats the query
+	if last := r.Header.Get("Last-Event-ID"); last != "" { // reconnecting clients repeat the old offset
 		n, err := strconv.ParseInt(last, 10, 64)
 		if err != nil || n < 0 {
 			return sessions.Invalidf("Last-Event-ID must be a positive integer")
@@ -217,14 +218,14 @@ func (s *Server) streamEvents(w http.ResponseWriter, r *http.Request) error {
 	ctx, cancel := host.UntilDrain(r.Context())
 	defer cancel()
 	err = f.follow(ctx, func(e *sessions.Entry) (events []sessions.Event, last bool) { return e.Events, false })
-	if err != nil { // the end of a stream makes clients come back, and a connection that breaks off does not
+	if err != nil { // clients reconnect after a clean end, but not after a broken connection
 		s.Log.WarnContext(r.Context(), "stream of a session ended", "session", id, "org", org, "error", err)
 	}
 	return nil
 }
 
-// streamMessage sends a message, and the events of its turn up to the first after which the client
-// must act.
+// streamMessage sends a message. It streams the events of the turn up to its end, or up to the
+// first event that the client must react to.
 func (s *Server) streamMessage(w http.ResponseWriter, r *http.Request) error {
 	q, err := queryOf(r)
 	if err != nil {
@@ -244,19 +245,19 @@ func (s *Server) streamMessage(w http.ResponseWriter, r *http.Request) error {
 	}
 	reader := s.Service.ReadTurn(org, id, sent)
 	defer reader.Close()
-	host.ReleaseMemory() // of the body: a turn may take long
+	host.ReleaseMemory() // of the body, because a turn may take long
 	f := &follower{view: view{raw: raw}, w: w, host: host, reader: reader}
 	f.begin()
 	return f.follow(r.Context(), func(e *sessions.Entry) (events []sessions.Event, last bool) {
-		return turn(e, sent.Number)
+		return turnEvents(e, sent.Number)
 	})
 }
 
-// turn returns the events of an entry that the stream of a turn has, and whether the stream ends
-// with them.
-func turn(e *sessions.Entry, number int64) (events []sessions.Event, last bool) {
+// turnEvents returns the events of an entry that belong to the stream of a turn, and whether the
+// stream ends with them.
+func turnEvents(e *sessions.Entry, number int64) (events []sessions.Event, last bool) {
 	if e.Turn != number {
-		// A session that was terminated does not begin the turn.
+		// A terminated session never starts the turn.
 		if e.State.Ended != sessions.EndTerminated {
 			return nil, false
 		}
@@ -275,7 +276,7 @@ func turn(e *sessions.Entry, number int64) (events []sessions.Event, last bool) 
 	return e.Events, false
 }
 
-// follower sends the events of a reader as they are added.
+// follower streams the events of a reader as they are stored.
 type follower struct {
 	view
 	w      http.ResponseWriter
@@ -284,10 +285,10 @@ type follower struct {
 
 	out     bytes.Buffer
 	event   bytes.Buffer
-	checked time.Time // when the caller was checked
+	checked time.Time // when the API key was checked last
 }
 
-// begin begins the answer.
+// begin sends the headers.
 func (f *follower) begin() {
 	h := f.w.Header()
 	h.Set("Content-Type", "text/event-stream")
@@ -298,8 +299,8 @@ func (f *follower) begin() {
 	f.checked = time.Now()
 }
 
-// follow sends the events that pick returns of each entry, until it reports the last ones. It
-// returns nil if the client or this server leaves, or the session was removed.
+// follow sends the events that pick selects from each entry, until pick reports the last ones. It
+// returns nil if the client disconnects, the server drains or the session is removed.
 func (f *follower) follow(ctx context.Context, pick func(*sessions.Entry) ([]sessions.Event, bool)) error {
 	for {
 		if !f.allowed() {
@@ -327,7 +328,7 @@ func (f *follower) follow(ctx context.Context, pick func(*sessions.Entry) ([]ses
 	}
 }
 
-// allowed reports whether the API key is still valid. It looks from time to time.
+// allowed reports whether the API key is still valid. It checks at most once per keepAlive.
 func (f *follower) allowed() bool {
 	if time.Since(f.checked) < keepAlive {
 		return true
@@ -336,7 +337,7 @@ func (f *follower) allowed() bool {
 	return f.host.CheckCaller() == nil
 }
 
-// next waits for the next entry. It returns nil after the time of keepAlive.
+// next blocks until there is an entry. It returns nil after keepAlive.
 func (f *follower) next(ctx context.Context) (*sessions.Entry, error) {
 	limited, cancel := context.WithTimeout(ctx, keepAlive)
 	defer cancel()
@@ -347,16 +348,16 @@ func (f *follower) next(ctx context.Context) (*sessions.Entry, error) {
 	return entry, err
 }
 
-// isOver reports whether a stream ends because its client or this server leaves, or because the
-// session was removed.
+// isOver reports whether a stream ends without an error: the client disconnected, the server drains
+// or the session was removed.
 func isOver(ctx context.Context, err error) bool {
 	_, removed := errors.AsType[*sessions.Error](err)
 	return removed || ctx.Err() != nil
 }
 
-// encode puts events into out.
+// encode replaces the content of out by events.
 func (f *follower) encode(events []sessions.Event) error {
-	if f.out.Reset(); f.out.Cap() > bufferSize { // a slow stream needs only a small one
+	if f.out.Reset(); f.out.Cap() > bufferSize { // do not keep a large buffer for a long stream
 		f.out = bytes.Buffer{}
 	}
 	for i := range events {
@@ -366,7 +367,7 @@ func (f *follower) encode(events []sessions.Event) error {
 			return err
 		}
 		if shown {
-			_, _ = fmt.Fprintf(&f.out, "id: %d\ndata: %s\n\n", events[i].Sequence, f.event.Bytes()) // a buffer has no errors
+			_, _ = fmt.Fprintf(&f.out, "id: %d\ndata: %s\n\n", events[i].Sequence, f.event.Bytes()) // to a buffer
 		}
 	}
 	if f.event.Cap() > bufferSize { // the client may be slow
@@ -375,7 +376,7 @@ func (f *follower) encode(events []sessions.Event) error {
 	return nil
 }
 
-// send sends a text. It reports whether the client is still there.
+// send writes and flushes a text. It reports whether the client is still connected.
 func (f *follower) send(text []byte) bool {
 	_, err := f.w.Write(text)
 	if err == nil {

@@ -15,23 +15,24 @@ import (
 	"github.com/bullpen-run/bullpen/proto/api"
 )
 
-// maxUploaded bounds the paths in the answer to an upload.
+// maxUploaded bounds the paths in the response to an upload.
 const maxUploaded = 1024
 
-// place is the home that a request addresses.
-type place struct {
+// requestHome is the home that a request addresses.
+type requestHome struct {
 	Host
 	Home
 
-	root      string // of the home in sandboxes
-	directory string // that relative paths begin at, in the home
+	root      string // path of the home in sandboxes
+	directory string // base of relative paths, relative to the home
 }
 
-// place returns the home that a request addresses: that of a session, or the one of the API key.
-func (s *Server) place(r *http.Request, q query) (*place, error) {
+// home returns the home that a request addresses: the home of a session, or the home of the API key
+// if the query names no session.
+func (s *Server) home(r *http.Request, q query) (*requestHome, error) {
 	host := s.Host(r)
 	org, key := host.Caller()
-	at := &place{Host: host, root: host.HomePath()}
+	at := &requestHome{Host: host, root: host.HomePath()}
 	id, ok := q.get("sessionId", "session_id")
 	if !ok {
 		at.Home = host.Home(proto.AgentHomeThread(key))
@@ -48,15 +49,15 @@ func (s *Server) place(r *http.Request, q query) (*place, error) {
 	return at, nil
 }
 
-// location is a path in a home.
+// location is a path in a home. name is relative to the home, and full is the path in sandboxes.
 type location struct {
-	name string // cleaned and relative to the home; empty for the home
-	full string // in sandboxes
+	name string // cleaned; empty for the home itself
+	full string
 }
 
-// resolve returns the location of a path, relative to the directory of the place or absolute in its
-// home.
-func (p *place) resolve(name string) (location, error) {
+// resolve returns the location of a path. The path is relative to p.directory, or absolute within
+// the home.
+func (p *requestHome) resolve(name string) (location, error) {
 	relative := !path.IsAbs(name)
 	for part := range strings.SplitSeq(name, "/") {
 		if part == ".." && relative {
@@ -73,21 +74,21 @@ func (p *place) resolve(name string) (location, error) {
 	return location{clean, path.Join(p.root, clean)}, nil
 }
 
-// locate returns the place and the location that a request addresses. A request without a path has
-// other, or is refused if that is empty.
-func (s *Server) locate(r *http.Request, other string) (*place, location, query, error) {
+// locate returns the home and the location that a request addresses. Requests without a path get
+// fallback, or an error if fallback is empty.
+func (s *Server) locate(r *http.Request, fallback string) (*requestHome, location, query, error) {
 	q, err := queryOf(r)
 	if err != nil {
 		return nil, location{}, q, err
 	}
 	name, ok := q.get("path")
 	if !ok {
-		if other == "" {
+		if fallback == "" {
 			return nil, location{}, q, badQuery("missing field `path`")
 		}
-		name = other
+		name = fallback
 	}
-	p, err := s.place(r, q)
+	p, err := s.home(r, q)
 	if err != nil {
 		return nil, location{}, q, err
 	}
@@ -95,7 +96,7 @@ func (s *Server) locate(r *http.Request, other string) (*place, location, query,
 	return p, at, q, err
 }
 
-// wrap words an error about a location.
+// wrap returns err, or this API's error if there is nothing at the location.
 func (at *location) wrap(err error) error {
 	e, ok := errors.AsType[*api.Error](err)
 	if ok && e.Code == api.CodeNotFound {
@@ -104,7 +105,7 @@ func (at *location) wrap(err error) error {
 	return err
 }
 
-// checkChange refuses a change of the home itself.
+// checkChange returns an error if the location is the home itself.
 func (at *location) checkChange() error {
 	if at.name == "" {
 		return sessions.Invalidf("invalid path: %s is the home itself", at.full)
@@ -114,7 +115,7 @@ func (at *location) checkChange() error {
 
 // entry describes a file or directory.
 type entry struct {
-	Name     string `json:"name,omitempty"` // of an entry of a directory
+	Name     string `json:"name,omitempty"` // only in lists
 	Path     string `json:"path"`
 	Type     string `json:"entryType"`
 	Size     int64  `json:"size"`
@@ -132,11 +133,11 @@ func newEntry(f *proto.File, full string) entry {
 	return e
 }
 
-// errFound ends a list.
+// errFound stops a list.
 var errFound = errors.New("found")
 
-// stat returns what is at a location. Links are what they are, and not what they point to.
-func (p *place) stat(r *http.Request, at location) (*proto.File, error) {
+// stat describes the file at a location. It does not follow links.
+func (p *requestHome) stat(r *http.Request, at location) (*proto.File, error) {
 	if at.name == "" {
 		return &proto.File{IsDirectory: true}, nil
 	}
@@ -290,13 +291,14 @@ func (s *Server) makeDirectory(w http.ResponseWriter, r *http.Request) error {
 	return writeJSON(w, map[string]string{"path": at.full})
 }
 
-// moveFile moves a file or directory. What it replaces is deleted before, in a change of its own.
+// moveFile moves a file or directory. It first deletes an existing destination, in a separate
+// change.
 func (s *Server) moveFile(w http.ResponseWriter, r *http.Request) error {
 	q, err := queryOf(r)
 	if err != nil {
 		return err
 	}
-	p, err := s.place(r, q)
+	p, err := s.home(r, q)
 	if err != nil {
 		return err
 	}
@@ -323,7 +325,7 @@ func (s *Server) moveFile(w http.ResponseWriter, r *http.Request) error {
 	return writeJSON(w, map[string]string{"from": from.full, "to": to.full})
 }
 
-func (p *place) move(r *http.Request, from, to location, overwrite bool) error {
+func (p *requestHome) move(r *http.Request, from, to location, overwrite bool) error {
 	if _, err := p.stat(r, from); err != nil {
 		return err
 	}

@@ -8,19 +8,19 @@ import (
 )
 
 // legacyEvent is an event in the form that the API had before its first release. Its id is the
-// sequence number, so offsets stand for the same place in both forms.
+// sequence number, so an offset has the same meaning in both forms.
 type legacyEvent struct {
 	ID        int64     `json:"id"`
 	Timestamp time.Time `json:"timestamp"`
 	Session   string    `json:"sessionId"`
 	Agent     string    `json:"agent"`
-	// The agent's id of the session has both names that were in use.
+	// The agent's own id of the session, under both names that were in use.
 	AgentSession  *string    `json:"agentSessionId"`
 	NativeSession *string    `json:"nativeSessionId"`
 	Data          legacyData `json:"data"`
 }
 
-// legacyData is the data of an event. One member is set, which is the event's type.
+// legacyData is the data of an event. Exactly one field is set. Its name is the type of the event.
 type legacyData struct {
 	Started    *legacyStarted    `json:"started,omitempty"`
 	Message    *legacyMessage    `json:"message,omitempty"`
@@ -71,7 +71,7 @@ type legacyPermission struct {
 	Metadata   json.RawMessage `json:"metadata,omitempty"`
 }
 
-// legacyForm returns the legacy form of an event, nil if it has none.
+// legacyForm returns the legacy form of an event; nil if it has none.
 func (v *view) legacyForm(e *sessions.Event) (any, error) {
 	form := &legacyEvent{
 		ID: e.Sequence, Timestamp: e.Time, Session: e.Session, Agent: v.legacy, AgentSession: e.NativeSession,
@@ -84,7 +84,7 @@ func (v *view) legacyForm(e *sessions.Event) (any, error) {
 	return form, nil
 }
 
-// set sets the member for an event. It reports whether there is one.
+// set sets the field for an event. It reports whether there is one.
 func (d *legacyData) set(e *sessions.Event) (bool, error) {
 	switch e.Type {
 	case sessions.SessionStarted:
@@ -137,7 +137,7 @@ func (d *legacyData) set(e *sessions.Event) (bool, error) {
 	}
 }
 
-// newLegacyMessage returns the message of an item, nil if it is not one.
+// newLegacyMessage returns the message for an item; nil if the legacy form has none.
 func newLegacyMessage(x *sessions.Item) *legacyMessage {
 	switch x.Kind {
 	case sessions.KindMessage, sessions.KindToolCall, sessions.KindToolResult:
@@ -154,7 +154,7 @@ func newLegacyMessage(x *sessions.Item) *legacyMessage {
 	return m
 }
 
-// legacyPart returns a part of an item with that status.
+// legacyPart returns the legacy form of a part. status is the item's.
 func legacyPart(p *sessions.Part, status sessions.ItemStatus) map[string]any {
 	path := map[string]any{"type": "path", "path": p.Path}
 	switch p.Type {

@@ -1,6 +1,5 @@
-// Package rest serves the Sandbox Agent API 0.1.11, whose sessions are those of package sessions.
-// It keeps no state: requests become calls of a [sessions.Service], and streams are read from the
-// logs of sessions.
+// Package rest serves sessions through the Sandbox Agent API 0.1.11. It is stateless: requests
+// become calls of a [sessions.Service], and streams are read from the logs of sessions.
 package rest
 
 import (
@@ -21,64 +20,66 @@ import (
 	"github.com/bullpen-run/bullpen/proto/api"
 )
 
-// Host does for a request what is the gateway's. Its errors are [*api.Error].
+// Host gives a request access to the gateway. Its errors are [*api.Error].
 type Host interface {
 	// Caller returns the organisation and the id of the API key.
 	Caller() (org, key string)
 	// ReadBody reads the body of the request and calls decode with it. It returns the error of
 	// decode.
 	ReadBody(w http.ResponseWriter, decode func(body []byte) error) error
-	// AllowStored refuses to store more if the server or the organisation has no room for it.
+	// AllowStored returns an error if the server or the organisation has no room to store more.
 	AllowStored(ctx context.Context, background bool) error
 	// CheckCaller returns an error if the API key has become invalid since the request began.
 	CheckCaller() error
-	// UntilDrain returns a context that ends when the server begins to shut down.
+	// UntilDrain returns a context that is cancelled when the server begins to shut down.
 	UntilDrain(ctx context.Context) (context.Context, context.CancelFunc)
-	// ReleaseMemory releases the memory of the body and of what was read from the store.
+	// ReleaseMemory releases the memory reserved for the body and for reads from the store.
 	ReleaseMemory()
 	// HomePath returns the path of homes in sandboxes.
 	HomePath() string
-	// CleanPath returns a path relative to the home. An absolute path outside of the home is an
-	// error.
+	// CleanPath returns a path relative to the home. It returns an error for an absolute path
+	// outside the home.
 	CleanPath(name string) (string, error)
-	// Home returns the files of a thread, which need not exist.
+	// Home returns the files of a thread. The thread need not exist.
 	Home(thread string) Home
 }
 
-// Home has the files of a thread. Paths are cleaned and relative to the home. Links are not
-// followed. Errors are [*api.Error]; the code [api.CodeNotFound] stands for a path with nothing.
+// Home gives access to the files of a thread. Paths are cleaned and relative to the home. Links are
+// not followed. Errors are [*api.Error], with [api.CodeNotFound] if there is nothing at a path.
 type Home interface {
-	// List calls each for the entries of a directory. In a thread that does not exist all
-	// directories exist.
+	// List calls each for the entries of a directory. In a thread that does not exist, every
+	// directory exists and is empty.
 	List(ctx context.Context, dir string, each func(proto.File) error) error
 	Open(ctx context.Context, name string) (*proto.FileContent, error)
 	// PutBody stores the body of the request as a file, and returns its size.
 	PutBody(w http.ResponseWriter, name string) (size int64, err error)
 	// MakeDirectory creates a directory and its parents, unless they exist.
 	MakeDirectory(ctx context.Context, dir string) error
-	// UnpackBody unpacks the body of the request, a tar, below a directory. It calls each with the
+	// UnpackBody unpacks the body of the request, a tar, into a directory. It calls each with the
 	// path of every entry.
 	UnpackBody(w http.ResponseWriter, dir string, each func(path string)) error
-	// Delete deletes what is at a path: a directory that is not empty only with recursive.
+	// Delete deletes the file or directory at a path. A directory that is not empty needs
+	// recursive.
 	Delete(ctx context.Context, name string, recursive bool) error
-	// Move renames what is at a path, and creates the parents of the new one.
+	// Move renames a file or directory. It creates the parents of the new path.
 	Move(ctx context.Context, from, to string) error
 	// Remove removes the thread, if it exists.
 	Remove(ctx context.Context) error
 }
 
-// Server serves the routes. Its fields are set before its use.
+// Server serves the routes. Its fields must be set before use.
 type Server struct {
 	Service *sessions.Service
-	// Host returns the host of a request.
+	// Host returns the [Host] of a request.
 	Host func(r *http.Request) Host
 	Log  *slog.Logger
 }
 
-// Prefix is the path below which all routes are.
+// Prefix is the path below which the routes are served.
 const Prefix = "/sandbox-agent"
 
-// banner is the answer to a request for the API's root, and a part of that for an unknown path.
+// banner is the response to a request for the API's root, and part of the response for an unknown
+// path.
 const banner = `This is bullpen, with the Sandbox Agent API 0.1.11:
   - GET  /           - this text
   - GET  /v1/health  - health
@@ -86,13 +87,13 @@ const banner = `This is bullpen, with the Sandbox Agent API 0.1.11:
 See docs/guides/sandbox-agent.md.
 `
 
-// RootPrefixes are the prefixes of the paths of the routes at the root.
+// RootPrefixes returns the path prefixes of the routes at the root.
 func RootPrefixes() []string {
 	return []string{"/v1/agents", "/v1/sessions", "/v1/fs/", "/v1/health"}
 }
 
-// Routes returns the routes below [Prefix], or those at the root. At the root there is no banner:
-// other routes of this server have that path.
+// Routes returns the routes below [Prefix] or at the root. There is no banner at the root, because
+// the gateway serves that path itself.
 func (s *Server) Routes(atRoot bool) []agent.Route {
 	const get, post, read, execute = http.MethodGet, http.MethodPost, proto.ScopeRead, proto.ScopeExecute
 	var list []agent.Route
@@ -137,7 +138,7 @@ func (s *Server) Routes(atRoot bool) []agent.Route {
 	add(post, one+"/terminate", "TerminateSession", "End a session", execute, s.terminateSession)
 	add(get, one+"/events", "ListEvents", "List the events of a session", read, s.listEvents)
 	add(get, one+"/events/sse", "StreamEvents", "Follow the events of a session", read,
-		s.streamEvents).Starts = true // it would end at once at a server that shuts down
+		s.streamEvents).Starts = true // a draining server would end the stream at once
 	add(post, one+"/questions/{question}/reply", "AnswerQuestion", "Answer a question", execute, s.answerQuestion)
 	add(post, one+"/questions/{question}/reject", "RejectQuestion", "Reject a question", execute, s.rejectQuestion)
 	add(post, one+"/permissions/{permission}/reply", "AnswerPermission", "Grant or reject a permission", execute,
@@ -155,10 +156,10 @@ func (s *Server) Routes(atRoot bool) []agent.Route {
 	return list
 }
 
-// handler answers a request, or returns an error before it has begun to.
+// handler serves a request. It returns an error only before it has written anything.
 type handler func(w http.ResponseWriter, r *http.Request) error
 
-// serve calls a handler and answers with its error, if that is one of this API's.
+// serve calls a handler and writes its error as the response, if it is an error of this API.
 func (h handler) serve(w http.ResponseWriter, r *http.Request) error {
 	err := h(w, r)
 	if err == nil {
@@ -167,8 +168,8 @@ func (h handler) serve(w http.ResponseWriter, r *http.Request) error {
 	return answerError(w, err)
 }
 
-// Token returns the token of a request, empty for none: that of the schemes Bearer and Token, and
-// of Basic the password, or all if there is no colon.
+// Token returns the token of a request; empty for none. It accepts the schemes Bearer, Token and
+// Basic. The token of Basic is the password, or the whole text if it contains no colon.
 func Token(r *http.Request) string {
 	scheme, rest, _ := strings.Cut(strings.TrimSpace(r.Header.Get("Authorization")), " ")
 	rest = strings.TrimSpace(rest)
@@ -192,17 +193,17 @@ func Token(r *http.Request) string {
 	return ""
 }
 
-// param returns a parameter in the path of a request.
+// param returns a decoded parameter of the path of a request.
 func param(r *http.Request, name string) (string, error) {
 	value := chi.URLParam(r, name)
-	if r.URL.RawPath != "" { // the router has matched this, and otherwise what is decoded
+	if r.URL.RawPath != "" { // the router matches RawPath, if it is set
 		var err error
 		if value, err = url.PathUnescape(value); err != nil {
-			return "", text(http.StatusBadRequest, "Invalid URL: %v", err)
+			return "", textErrorf(http.StatusBadRequest, "Invalid URL: %v", err)
 		}
 	}
 	if !utf8.ValidString(value) {
-		return "", text(http.StatusBadRequest, "Invalid URL: Invalid UTF-8 in `%s`", name)
+		return "", textErrorf(http.StatusBadRequest, "Invalid URL: Invalid UTF-8 in `%s`", name)
 	}
 	return value, nil
 }

@@ -15,7 +15,7 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// writeJSON answers with the JSON form of v.
+// writeJSON writes v as the response.
 func writeJSON(w http.ResponseWriter, v any) error {
 	body, err := encode(v)
 	if err != nil {
@@ -46,18 +46,19 @@ type agentInfo struct {
 	Path         string                `json:"path,omitempty"`
 	Capabilities sessions.Capabilities `json:"capabilities"`
 	ServerStatus *serverStatus         `json:"serverStatus,omitempty"`
-	// ConfigOptions are only there if a client asks for them.
+	// ConfigOptions are set only if the request asks for them.
 	ConfigOptions []acp.ConfigOption `json:"configOptions,omitempty"`
 }
 
-// serverStatus describes the process that an agent's sessions share. Here each session has its own,
-// so none is running.
+// serverStatus describes the process shared by an agent's sessions. This server gives each session
+// a process of its own, so the shared one is always stopped.
 type serverStatus struct {
 	Status       string `json:"status"`
 	RestartCount int    `json:"restartCount"`
 }
 
-// describe returns an agent as clients see it. Those of version 0.4 ask for the settings of its sessions.
+// describe returns the description of an agent. Clients of version 0.4 also request its config
+// options.
 func describe(info *sessions.Info, r *http.Request) *agentInfo {
 	x := &agentInfo{
 		ID: info.ID, Installed: info.Missing == "", Credentials: info.Credentials, Version: info.Version, Path: info.Path,
@@ -101,8 +102,7 @@ func (s *Server) agent(r *http.Request) (*sessions.Info, error) {
 	return a.Info(), nil
 }
 
-// install answers that an agent is installed, or why it is not: a request does not install
-// programs.
+// install reports whether an agent is installed. It installs nothing: that is the operator's task.
 func (s *Server) install(w http.ResponseWriter, r *http.Request) error {
 	if err := decode(s.Host(r), w, r, &installRequest{}, true); err != nil {
 		return err
@@ -139,9 +139,9 @@ func (s *Server) listModels(w http.ResponseWriter, r *http.Request) error {
 	return writeJSON(w, answer)
 }
 
-// created is the answer to a request for a session.
+// created is the response to a request to create a session.
 type created struct {
-	Session string `json:"sessionId,omitempty"` // if the server has chosen it
+	Session string `json:"sessionId,omitempty"` // set if the server chose the id
 	Healthy bool   `json:"healthy"`
 	Native  string `json:"nativeSessionId,omitempty"`
 }
@@ -188,8 +188,8 @@ func hasParam(r *http.Request, name string) bool {
 	return slices.Contains(chi.RouteContext(r.Context()).URLParams.Keys, name)
 }
 
-// configure sets the directory and the configuration of a session. What is on the server's disk
-// cannot be named: directories and local skills are in the session's home.
+// configure sets the configuration of a session and checks its directory. The directory and local
+// skills must be in the session's home: the server's disk is out of reach.
 func configure(host Host, x *proto.AgentSession, request *createRequest) (err error) {
 	if x.Directory != "" {
 		if _, err := host.CleanPath(x.Directory); err != nil {
@@ -199,7 +199,7 @@ func configure(host Host, x *proto.AgentSession, request *createRequest) (err er
 	if request.MCP != nil {
 		for name, server := range request.MCP {
 			if server == nil {
-				return missing("mcp." + proto.Shorten(name))
+				return missingField("mcp." + proto.Shorten(name))
 			}
 		}
 		if x.MCP, err = json.Marshal(request.MCP); err != nil {
@@ -210,11 +210,11 @@ func configure(host Host, x *proto.AgentSession, request *createRequest) (err er
 		return nil
 	}
 	if request.Skills.Sources == nil {
-		return missing("sources")
+		return missingField("sources")
 	}
 	for _, source := range request.Skills.Sources {
 		if source.Type == "" || source.Source == "" {
-			return missing("skills.sources")
+			return missingField("skills.sources")
 		}
 		if source.Type != "local" {
 			continue
@@ -246,8 +246,8 @@ type sessionInfo struct {
 	Skills         json.RawMessage `json:"skills,omitempty"`
 }
 
-// wholeSession is a session with what waits for an answer.
-type wholeSession struct {
+// sessionDetail is a session with its pending questions and permissions.
+type sessionDetail struct {
 	sessionInfo
 	Questions   []sessions.Question   `json:"pendingQuestions"`
 	Permissions []sessions.Permission `json:"pendingPermissions"`
@@ -296,7 +296,7 @@ func (s *Server) listSessions(w http.ResponseWriter, r *http.Request) error {
 	return out.Flush()
 }
 
-// find returns the organisation of a request and the id of a session in its path.
+// find returns the host and the organisation of a request, and the id of the session in its path.
 func (s *Server) find(r *http.Request) (host Host, org, id string, err error) {
 	host = s.Host(r)
 	org, _ = host.Caller()
@@ -313,19 +313,19 @@ func (s *Server) getSession(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	whole := wholeSession{newSessionInfo(x), []sessions.Question{}, []sessions.Permission{}}
+	detail := sessionDetail{newSessionInfo(x), []sessions.Question{}, []sessions.Permission{}}
 	for _, p := range x.Pending {
 		if p.Question != nil {
-			whole.Questions = append(whole.Questions, *p.Question)
+			detail.Questions = append(detail.Questions, *p.Question)
 		} else {
-			whole.Permissions = append(whole.Permissions, *p.Permission)
+			detail.Permissions = append(detail.Permissions, *p.Permission)
 		}
 	}
-	return writeJSON(w, whole)
+	return writeJSON(w, detail)
 }
 
-// deleteSession removes a session after its files: without a session, its files could not be
-// removed.
+// deleteSession removes the files of a session first, because they cannot be removed without a
+// session.
 func (s *Server) deleteSession(w http.ResponseWriter, r *http.Request) error {
 	host, org, id, err := s.find(r)
 	if err != nil {

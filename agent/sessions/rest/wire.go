@@ -17,32 +17,32 @@ import (
 
 // Limits of requests.
 const (
-	maxWord        = proto.MaxAgentSessionField // bytes of a name
+	maxNameBytes   = proto.MaxAgentSessionField // bytes of a name
 	maxAttachments = 100
 	maxAnswers     = 100
-	maxAnswer      = 64 << 10 // bytes of all answers to a question
+	maxAnswerBytes = 64 << 10 // of all answers to a question together
 )
 
-// wire is implemented by bodies of requests.
-type wire interface {
-	// check returns what of a decoded body is missing, with the error for the client.
+// requestBody is the body of a request.
+type requestBody interface {
+	// check returns an error for the client if the decoded body is invalid.
 	check() error
 }
 
-// unfit returns the error about a body that is JSON and not that of a request.
-func unfit(format string, args ...any) error {
-	return text(http.StatusUnprocessableEntity, "Failed to deserialize the JSON body into the target type: %s",
+// bodyErrorf returns the error for a body that is valid JSON but does not fit the request.
+func bodyErrorf(format string, args ...any) error {
+	return textErrorf(http.StatusUnprocessableEntity, "Failed to deserialize the JSON body into the target type: %s",
 		fmt.Sprintf(format, args...))
 }
 
-// missing returns the error about a field that is not in a body.
-func missing(field string) error {
-	return unfit("missing field `%s`", field)
+// missingField returns the error for a required field that a body lacks.
+func missingField(field string) error {
+	return bodyErrorf("missing field `%s`", field)
 }
 
-// decode reads and decodes the body of a request. Unknown fields are ignored. A body that may be
-// left out may be empty.
-func decode(host Host, w http.ResponseWriter, r *http.Request, to wire, optional bool) error {
+// decode reads and decodes the body of a request. It ignores unknown fields. An optional body may
+// be empty.
+func decode(host Host, w http.ResponseWriter, r *http.Request, to requestBody, optional bool) error {
 	return host.ReadBody(w, func(body []byte) error {
 		if optional && len(bytes.TrimSpace(body)) == 0 {
 			return nil
@@ -51,14 +51,14 @@ func decode(host Host, w http.ResponseWriter, r *http.Request, to wire, optional
 			return err
 		}
 		if !json.Valid(body) {
-			return text(http.StatusBadRequest, "Failed to parse the request body as JSON: %v",
+			return textErrorf(http.StatusBadRequest, "Failed to parse the request body as JSON: %v",
 				json.Unmarshal(body, &json.RawMessage{}))
 		}
 		if err := json.Unmarshal(body, to); err != nil {
 			if known, ok := errors.AsType[*textError](err); ok {
 				return known
 			}
-			return unfit("%v", err)
+			return bodyErrorf("%v", err)
 		}
 		return to.check()
 	})
@@ -71,10 +71,10 @@ func checkJSON(contentType string) error {
 		strings.HasSuffix(media, "+json")) {
 		return nil
 	}
-	return text(http.StatusUnsupportedMediaType, "Expected request with `Content-Type: application/json`")
+	return textErrorf(http.StatusUnsupportedMediaType, "Expected request with `Content-Type: application/json`")
 }
 
-// query has the parameters of a request.
+// query holds the query parameters of a request.
 type query struct{ url.Values }
 
 func queryOf(r *http.Request) (query, error) {
@@ -86,10 +86,10 @@ func queryOf(r *http.Request) (query, error) {
 }
 
 func badQuery(format string, args ...any) error {
-	return text(http.StatusBadRequest, "Failed to deserialize query string: %s", fmt.Sprintf(format, args...))
+	return textErrorf(http.StatusBadRequest, "Failed to deserialize query string: %s", fmt.Sprintf(format, args...))
 }
 
-// get returns the first parameter that has one of these names, and whether there is one.
+// get returns the value of the first of names that the query contains, and whether there is one.
 func (q query) get(names ...string) (value string, ok bool) {
 	for _, name := range names {
 		if values := q.Values[name]; len(values) > 0 {
@@ -99,7 +99,7 @@ func (q query) get(names ...string) (value string, ok bool) {
 	return "", false
 }
 
-// flag returns a parameter that is true or false.
+// flag returns a boolean parameter; false if there is none.
 func (q query) flag(names ...string) (bool, error) {
 	switch value, ok := q.get(names...); {
 	case !ok || value == "false":
@@ -111,11 +111,11 @@ func (q query) flag(names ...string) (bool, error) {
 	}
 }
 
-// number returns a parameter that is a number, other if there is none.
-func (q query) number(name string, other int64) (int64, error) {
+// number returns a non-negative number, or fallback if the query does not contain it.
+func (q query) number(name string, fallback int64) (int64, error) {
 	value, ok := q.get(name)
 	if !ok {
-		return other, nil
+		return fallback, nil
 	}
 	n, err := strconv.ParseInt(value, 10, 64)
 	if err != nil || n < 0 {
@@ -131,7 +131,7 @@ type installRequest struct {
 
 func (*installRequest) check() error { return nil }
 
-// createRequest is the body of a request for a session.
+// createRequest is the body of a request to create a session.
 type createRequest struct {
 	Agent          *string               `json:"agent"`
 	AgentMode      string                `json:"agentMode"`
@@ -147,13 +147,13 @@ type createRequest struct {
 
 func (c *createRequest) check() error {
 	if c.Agent == nil {
-		return missing("agent")
+		return missingField("agent")
 	}
 	return nil
 }
 
-// mcpServer describes a server of the Model Context Protocol. It has the names of the API's
-// answers; requests may have others.
+// mcpServer describes a server of the Model Context Protocol. Its fields have the names used in
+// responses. Requests may use other names, see UnmarshalJSON.
 type mcpServer struct {
 	Type           string            `json:"type"` // local or remote
 	Command        json.RawMessage   `json:"command,omitempty"`
@@ -173,7 +173,7 @@ type mcpServer struct {
 // UnmarshalJSON implements [json.Unmarshaler].
 func (m *mcpServer) UnmarshalJSON(body []byte) error {
 	type plain mcpServer
-	var also struct {
+	var aliases struct {
 		Environment    map[string]string `json:"environment"`
 		Timeout        *int64            `json:"timeout"`
 		BearerTokenEnv string            `json:"bearer_token_env_var"`
@@ -183,19 +183,19 @@ func (m *mcpServer) UnmarshalJSON(body []byte) error {
 	if err := json.Unmarshal(body, (*plain)(m)); err != nil {
 		return err
 	}
-	if err := json.Unmarshal(body, &also); err != nil {
+	if err := json.Unmarshal(body, &aliases); err != nil {
 		return err
 	}
 	if m.Env == nil {
-		m.Env = also.Environment
+		m.Env = aliases.Environment
 	}
 	if m.TimeoutMS == nil {
-		m.TimeoutMS = also.Timeout
+		m.TimeoutMS = aliases.Timeout
 	}
 	if m.BearerTokenEnv == "" {
-		m.BearerTokenEnv = also.BearerTokenEnv
+		m.BearerTokenEnv = aliases.BearerTokenEnv
 	}
-	for _, headers := range []map[string]string{also.EnvHTTPHeaders, also.EnvHeaders} {
+	for _, headers := range []map[string]string{aliases.EnvHTTPHeaders, aliases.EnvHeaders} {
 		if m.EnvHeaders == nil {
 			m.EnvHeaders = headers
 		}
@@ -203,8 +203,8 @@ func (m *mcpServer) UnmarshalJSON(body []byte) error {
 	return m.check()
 }
 
-// check returns the error for a server that cannot be one, and sets its type to the name of
-// answers.
+// check returns an error if the description is invalid. It sets the type to the name used in
+// responses.
 func (m *mcpServer) check() error {
 	switch m.Type {
 	case "local", "stdio":
@@ -212,26 +212,26 @@ func (m *mcpServer) check() error {
 		var command string
 		var words []string
 		if json.Unmarshal(m.Command, &command) != nil && json.Unmarshal(m.Command, &words) != nil {
-			return missing("command")
+			return missingField("command")
 		}
 	case "remote", "http":
 		if m.Type = "remote"; m.URL == "" {
-			return missing("url")
+			return missingField("url")
 		}
 		if m.Transport != "" && m.Transport != "http" && m.Transport != "sse" {
-			return unfit("mcp: unknown variant `%s`, expected `http` or `sse`", proto.Shorten(m.Transport))
+			return bodyErrorf("mcp: unknown variant `%s`, expected `http` or `sse`", proto.Shorten(m.Transport))
 		}
-		var off bool
-		if len(m.OAuth) > 0 && json.Unmarshal(m.OAuth, &off) != nil && json.Unmarshal(m.OAuth, &struct{}{}) != nil {
-			return missing("oauth")
+		var enabled bool
+		if len(m.OAuth) > 0 && json.Unmarshal(m.OAuth, &enabled) != nil && json.Unmarshal(m.OAuth, &struct{}{}) != nil {
+			return missingField("oauth")
 		}
 	default:
-		return unfit("mcp: unknown variant `%s`, expected `local` or `remote`", proto.Shorten(m.Type))
+		return bodyErrorf("mcp: unknown variant `%s`, expected `local` or `remote`", proto.Shorten(m.Type))
 	}
 	return nil
 }
 
-// skills are where an agent finds its skills.
+// skills names the sources of an agent's skills.
 type skills struct {
 	Sources []skillSource `json:"sources"`
 }
@@ -244,7 +244,7 @@ type skillSource struct {
 	Subpath string   `json:"subpath,omitempty"`
 }
 
-// messageRequest is the body of a message. Its model and variant are an extension.
+// messageRequest is the body of a message. Model and variant are extensions of the original API.
 type messageRequest struct {
 	Message     *string               `json:"message"`
 	Attachments []sessions.Attachment `json:"attachments"`
@@ -254,19 +254,19 @@ type messageRequest struct {
 
 func (m *messageRequest) check() error {
 	if m.Message == nil {
-		return missing("message")
+		return missingField("message")
 	}
 	if len(m.Attachments) > maxAttachments {
 		return sessions.Invalidf("attachments: must not be more than %d", maxAttachments)
 	}
-	if len(m.Model) > maxWord || len(m.Variant) > maxWord {
-		return sessions.Invalidf("model and variant: must not be longer than %d bytes", maxWord)
+	if len(m.Model) > maxNameBytes || len(m.Variant) > maxNameBytes {
+		return sessions.Invalidf("model and variant: must not be longer than %d bytes", maxNameBytes)
 	}
 	for _, a := range m.Attachments {
 		if a.Path == "" {
-			return missing("path")
+			return missingField("path")
 		}
-		if len(a.Path) > proto.MaxFilePathBytes || len(a.MIME) > maxWord || len(a.Filename) > maxWord {
+		if len(a.Path) > proto.MaxFilePathBytes || len(a.MIME) > maxNameBytes || len(a.Filename) > maxNameBytes {
 			return sessions.Invalidf("attachments: have a path or a name that is too long")
 		}
 	}
@@ -280,7 +280,7 @@ type answersRequest struct {
 
 func (a *answersRequest) check() error {
 	if a.Answers == nil {
-		return missing("answers")
+		return missingField("answers")
 	}
 	size, count := 0, len(a.Answers)
 	for _, list := range a.Answers {
@@ -289,8 +289,8 @@ func (a *answersRequest) check() error {
 			size += len(answer)
 		}
 	}
-	if count > maxAnswers || size > maxAnswer {
-		return sessions.Invalidf("answers: must not be more than %d with %d bytes together", maxAnswers, maxAnswer)
+	if count > maxAnswers || size > maxAnswerBytes {
+		return sessions.Invalidf("answers: must not be more than %d with %d bytes together", maxAnswers, maxAnswerBytes)
 	}
 	return nil
 }
@@ -302,15 +302,15 @@ type permissionRequest struct {
 
 func (p *permissionRequest) check() error {
 	if p.Reply == nil {
-		return missing("reply")
+		return missingField("reply")
 	}
 	if _, ok := replies[*p.Reply]; !ok {
-		return unfit("reply: unknown variant `%s`, expected one of `once`, `always`, `reject`", proto.Shorten(*p.Reply))
+		return bodyErrorf("reply: unknown variant `%s`, expected one of `once`, `always`, `reject`", proto.Shorten(*p.Reply))
 	}
 	return nil
 }
 
-// replies are the answers to permissions.
+// replies are the values of permissionRequest.Reply.
 var replies = map[string]sessions.PermissionStatus{
 	"once": sessions.PermissionAccepted, "always": sessions.PermissionAlways, "reject": sessions.PermissionRejected,
 }
@@ -325,9 +325,9 @@ type moveRequest struct {
 func (m *moveRequest) check() error {
 	switch {
 	case m.From == nil:
-		return missing("from")
+		return missingField("from")
 	case m.To == nil:
-		return missing("to")
+		return missingField("to")
 	default:
 		return nil
 	}

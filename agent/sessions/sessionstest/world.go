@@ -1,4 +1,4 @@
-// Package sessionstest runs sessions of agents on a real store, for tests.
+// Package sessionstest runs agent sessions on a real store, for tests.
 package sessionstest
 
 import (
@@ -20,7 +20,7 @@ import (
 // Org is the organisation of sessions in tests.
 const Org = "acme"
 
-// World is a gateway with sessions.
+// World is a gateway that serves agent sessions, and can lead them.
 type World struct {
 	*sessions.Service
 	T      *testing.T
@@ -36,7 +36,7 @@ type logs struct{ *agentlogs.Logs }
 
 func (l logs) Follow(org, id string) (sessions.Follower, error) { return l.Logs.Follow(org, id) }
 
-// New returns a gateway with agents on a store. It drives sessions only while Lead runs.
+// New returns a gateway with agents on a store. It drives no sessions until Lead is called.
 func New(t *testing.T, st *store.Store, agents ...sessions.Agent) *World {
 	t.Helper()
 	stored, err := agentsessions.Open(t.Context(), st, storetest.Log(t))
@@ -107,7 +107,8 @@ func (w *World) MustSend(id, text string) *sessions.Sent {
 	return sent
 }
 
-// Until returns the events of a session after an offset, up to the first for which last returns true.
+// Until returns the events of a session after an offset, up to the first for which last returns
+// true.
 func (w *World) Until(id string, offset int64, last func(*sessions.Event) bool) (events []sessions.Event) {
 	w.T.Helper()
 	ctx, cancel := context.WithTimeout(w.T.Context(), time.Minute)
