@@ -8,16 +8,37 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"syscall"
 	"testing"
 
 	"golang.org/x/net/websocket"
 )
 
+// listenAlone listens on a loopback address, at a port that nobody has at 127.0.0.1: the guest tries that first.
+func listenAlone(t *testing.T, address string) net.Listener {
+	t.Helper()
+	for {
+		listener, err := net.Listen("tcp", net.JoinHostPort(address, "0"))
+		check(t, err)
+		if address == "127.0.0.1" {
+			return listener
+		}
+		// A socket that does not listen keeps the port from others, and refuses connections.
+		fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
+		check(t, err)
+		t.Cleanup(func() { check(t, syscall.Close(fd)) })
+		port := listener.Addr().(*net.TCPAddr).Port //nolint:forcetypeassert // it is one
+		if syscall.Bind(fd, &syscall.SockaddrInet4{Port: port, Addr: [4]byte{127, 0, 0, 1}}) == nil {
+			return listener
+		}
+		check(t, listener.Close())
+	}
+}
+
 // listen starts a server on a loopback address and returns its port.
 func listen(t *testing.T, address string, h http.Handler) string {
 	t.Helper()
-	listener, err := net.Listen("tcp", net.JoinHostPort(address, "0"))
-	check(t, err)
+	listener := listenAlone(t, address)
 	server := &httptest.Server{Listener: listener, Config: &http.Server{Handler: h}}
 	server.Start()
 	t.Cleanup(server.Close)
