@@ -2,7 +2,6 @@ package main
 
 import (
 	"bufio"
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -125,21 +124,11 @@ func (s *session) post(ctx context.Context, path string, body any) error {
 	if err != nil {
 		return err
 	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, s.url+s.path+path, bytes.NewReader(text))
+	resp, err := s.do(ctx, http.MethodPost, s.path+path, "application/json", text)
 	if err != nil {
 		return err
 	}
-	req.Header.Set("Authorization", "Bearer "+s.key)
-	req.Header.Set("Content-Type", "application/json")
-	resp, err := s.http.Do(req)
-	if err != nil {
-		return err
-	}
-	_ = resp.Body.Close()
-	if resp.StatusCode >= http.StatusMultipleChoices {
-		return fmt.Errorf("POST %s%s: HTTP %d", s.path, path, resp.StatusCode)
-	}
-	return nil
+	return resp.Body.Close()
 }
 
 // send sends a message with a long response.

@@ -47,6 +47,8 @@ func apiOf(url, key string, through *http.Client) *api {
 	return a
 }
 
+// do sends a request, whose body is JSON if it is not empty. A response with another status than 200,
+// 201 and 204 is an error.
 func (a *api) do(ctx context.Context, method, path, accept string, body []byte) (*http.Response, error) {
 	//nolint:gosec // the user names the server
 	req, err := http.NewRequestWithContext(ctx, method, a.url+path, bytes.NewReader(body))
@@ -56,13 +58,17 @@ func (a *api) do(ctx context.Context, method, path, accept string, body []byte) 
 	if a.key != "" {
 		req.Header.Set("Authorization", "Bearer "+a.key)
 	}
+	if len(body) > 0 {
+		req.Header.Set("Content-Type", "application/json")
+	}
 	req.Header.Set("Accept", accept)
 	req.Header.Set("User-Agent", agent)
 	resp, err := a.http.Do(req) //nolint:gosec // as above
 	if err != nil {
 		return nil, err
 	}
-	if resp.StatusCode == http.StatusOK || resp.StatusCode == http.StatusCreated {
+	switch resp.StatusCode {
+	case http.StatusOK, http.StatusCreated, http.StatusNoContent:
 		return resp, nil
 	}
 	text, err := io.ReadAll(io.LimitReader(resp.Body, maxErrorBody))

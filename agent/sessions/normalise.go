@@ -198,10 +198,8 @@ func (b *batch) item(n *Native, x Item) error {
 		native = *x.NativeID
 	}
 	isAnswer := x.Kind == KindMessage && x.Role != nil && *x.Role == RoleAssistant
-	if isAnswer && b.placeholder != "" && native != b.placeholder { // this message replaces the placeholder
-		b.ids[native] = b.ids[b.placeholder]
-		b.rename(b.placeholder, native)
-		b.placeholder = ""
+	if isAnswer && native != b.placeholder {
+		b.replacePlaceholder(native)
 	}
 	if b.completed[native] && native != "" {
 		return nil
@@ -236,13 +234,18 @@ func (b *batch) item(n *Native, x Item) error {
 	return b.event(n, ItemData{x})
 }
 
-// rename changes the native id of an item in progress.
-func (b *batch) rename(from, to string) {
-	if id, ok := b.state.Open[from]; ok {
-		delete(b.state.Open, from)
-		b.open(to, id)
+// replacePlaceholder makes the assistant's empty item, if there is one, the item with a native id.
+func (b *batch) replacePlaceholder(native string) {
+	if b.placeholder == "" {
+		return
 	}
-	b.deltas[to] = b.deltas[from]
+	b.ids[native] = b.ids[b.placeholder]
+	if id, ok := b.state.Open[b.placeholder]; ok {
+		delete(b.state.Open, b.placeholder)
+		b.open(native, id)
+	}
+	b.deltas[native] = b.deltas[b.placeholder]
+	b.placeholder = ""
 }
 
 // open marks an item as in progress.
@@ -276,10 +279,8 @@ func (b *batch) delta(n *Native, d Delta) error {
 	if d.NativeItemID != nil {
 		native = *d.NativeItemID
 	}
-	if b.placeholder != "" && native != b.placeholder && b.ids[native] == "" {
-		b.ids[native] = b.ids[b.placeholder]
-		b.rename(b.placeholder, native)
-		b.placeholder = ""
+	if native != b.placeholder && b.ids[native] == "" {
+		b.replacePlaceholder(native)
 	}
 	if b.state.Open[native] == "" {
 		started := Item{

@@ -43,23 +43,35 @@ func (l *log) seek(ctx context.Context, offset int64) (uint64, error) {
 	if offset >= l.state.Sequence {
 		return l.at, nil
 	}
-	low, high := uint64(0), l.at-1 // the entry after number high has events after offset
+	return Seek(ctx, l.logs, l.session.Org, l.session.LogID(), l.at, func(message []byte) (bool, error) {
+		e, err := decodeEntry(message)
+		return err == nil && e.State.Sequence > offset, err
+	})
+}
+
+// Seek finds the first message of a log for which reached returns true, and returns a number after
+// which that is the next message. reached returns true for message number last, and for all messages
+// after the first. Seek returns [proto.ErrNotFound] if the log is removed in between.
+func Seek(
+	ctx context.Context, logs Logs, org, id string, last uint64, reached func(message []byte) (bool, error),
+) (uint64, error) {
+	low, high := uint64(0), last-1
 	for low < high {
 		middle := low + (high-low)/2
-		message, _, err := l.logs.Next(ctx, l.session.Org, l.session.LogID(), middle)
+		message, _, err := logs.Next(ctx, org, id, middle)
+		if err == nil && message == nil {
+			err = fmt.Errorf("log %s: %w", id, proto.ErrNotFound)
+		}
 		if err != nil {
 			return 0, err
 		}
-		if message == nil {
-			return middle, nil // removed meanwhile
-		}
-		e, err := decodeEntry(message)
-		if err != nil {
+		found, err := reached(message)
+		switch {
+		case err != nil:
 			return 0, err
-		}
-		if e.State.Sequence > offset {
+		case found:
 			high = middle
-		} else {
+		default:
 			low = middle + 1
 		}
 	}

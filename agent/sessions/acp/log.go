@@ -250,28 +250,12 @@ func (l *serverLog) seek(ctx context.Context, last int64) (uint64, error) {
 	if last >= l.state.Number {
 		return l.at, nil
 	}
-	low, high := uint64(0), l.at-1 // the entry after number high has messages after number last
-	for low < high {
-		middle := low + (high-low)/2
-		message, _, err := l.logs.Next(ctx, l.org, l.id, middle)
-		if errors.Is(err, proto.ErrNotFound) { // removed meanwhile
-			return 0, nil
-		}
-		if err != nil {
-			return 0, err
-		}
-		if message == nil {
-			return 0, nil
-		}
+	after, err := sessions.Seek(ctx, l.logs, l.org, l.id, l.at, func(message []byte) (bool, error) {
 		e, err := decodeEntry(message)
-		if err != nil {
-			return 0, err
-		}
-		if e.State.Number > last {
-			high = middle
-		} else {
-			low = middle + 1
-		}
+		return err == nil && e.State.Number > last, err
+	})
+	if errors.Is(err, proto.ErrNotFound) { // removed meanwhile
+		return 0, nil
 	}
-	return low, nil
+	return after, err
 }

@@ -157,7 +157,7 @@ func (s *Server) handle(ctx context.Context, w http.ResponseWriter, c *call) err
 	}
 	if full != nil {
 		writeResponse(w, out.Data)
-		return nil //nolint:nilerr // the response tells it
+		return nil //nolint:nilerr // the response has the error
 	}
 	agent := c.log.state.Agent
 	err = c.log.append(ctx, func(e *entry) (bool, error) {

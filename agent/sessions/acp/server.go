@@ -154,26 +154,13 @@ func serverID(r *http.Request) (string, error) {
 	return id, nil
 }
 
-// problem is the body of an error.
-type problem struct {
-	Type   string `json:"type"`
-	Title  string `json:"title"`
-	Status int    `json:"status"`
-	Detail string `json:"detail"`
-}
-
 // writeProblem writes an error as the response.
 func writeProblem(w http.ResponseWriter, status int, code, detail string) error {
-	title := strings.Fields(strings.ReplaceAll(code, "_", " "))
-	for i, word := range title {
-		title[i] = strings.ToUpper(word[:1]) + word[1:]
-	}
 	h := w.Header()
 	h.Set("Content-Type", "application/problem+json")
 	h.Set("Cache-Control", "no-store")
 	w.WriteHeader(status)
-	body := problem{"urn:sandbox-agent:error:" + code, strings.Join(title, " "), status, detail}
-	_ = json.NewEncoder(w).Encode(&body) // the client may be gone
+	_ = json.NewEncoder(w).Encode(sessions.NewProblem(code, status, detail)) // the client may be gone
 	return nil
 }
 

@@ -6,22 +6,10 @@ import (
 	"fmt"
 	"net/http"
 	"strconv"
-	"strings"
 
 	"github.com/bullpen-run/bullpen/agent/sessions"
 	"github.com/bullpen-run/bullpen/proto/api"
 )
-
-// problem is the body of an error.
-type problem struct {
-	Type    string         `json:"type"`
-	Title   string         `json:"title"`
-	Status  int            `json:"status"`
-	Detail  string         `json:"detail"`
-	Agent   string         `json:"agent,omitempty"`
-	Session string         `json:"sessionId,omitempty"`
-	Details map[string]any `json:"details,omitempty"`
-}
 
 // The codes of errors that are not a [sessions.Kind].
 const (
@@ -45,17 +33,8 @@ func statusOf(kind sessions.Kind) int {
 	}
 }
 
-func newProblem(code string, status int, detail string) *problem {
-	words := strings.Split(code, "_")
-	for i, word := range words {
-		words[i] = strings.ToUpper(word[:1]) + word[1:]
-	}
-	return &problem{
-		Type: "urn:sandbox-agent:error:" + code, Title: strings.Join(words, " "), Status: status, Detail: detail,
-	}
-}
-
-func (p *problem) write(w http.ResponseWriter) {
+// writeProblem writes an error as the response.
+func writeProblem(w http.ResponseWriter, p *sessions.Problem) {
 	body, err := json.Marshal(p)
 	if err != nil {
 		panic(err) // details are texts and numbers
@@ -67,9 +46,6 @@ func (p *problem) write(w http.ResponseWriter) {
 	w.WriteHeader(p.Status)
 	_, _ = w.Write(body) // the client may be gone
 }
-
-// Error implements error.
-func (p *problem) Error() string { return p.Detail }
 
 // textError is an error with a plain-text body, for a request that cannot be decoded.
 type textError struct {
@@ -91,19 +67,19 @@ func answerError(w http.ResponseWriter, err error) error {
 		writeText(w, wrong.status, wrong.message)
 		return nil
 	}
-	if known, ok := errors.AsType[*problem](err); ok {
-		known.write(w)
+	if known, ok := errors.AsType[*sessions.Problem](err); ok {
+		writeProblem(w, known)
 		return nil
 	}
 	if known, ok := errors.AsType[*sessions.Error](err); ok {
-		p := newProblem(string(known.Kind), statusOf(known.Kind), known.Message)
+		p := sessions.NewProblem(string(known.Kind), statusOf(known.Kind), known.Message)
 		p.Agent, p.Session, p.Details = known.Agent, known.Session, known.Details
-		p.write(w)
+		writeProblem(w, p)
 		return nil
 	}
 	if errors.Is(err, sessions.ErrLogFull) {
-		newProblem(string(sessions.InvalidRequest), http.StatusBadRequest, "invalid request: "+sessions.ErrLogFull.Error()).
-			write(w)
+		writeProblem(w, sessions.NewProblem(string(sessions.InvalidRequest), http.StatusBadRequest,
+			"invalid request: "+sessions.ErrLogFull.Error()))
 		return nil
 	}
 	return err
@@ -112,9 +88,9 @@ func answerError(w http.ResponseWriter, err error) error {
 // WriteError writes an error of the gateway as the response, in this API's form.
 func WriteError(w http.ResponseWriter, _ *http.Request, e *api.Error) {
 	status := e.Code.Status()
-	p := newProblem(string(e.Code), status, e.Message)
+	p := sessions.NewProblem(string(e.Code), status, e.Message)
 	message := func(code, detail, message string) {
-		p = newProblem(code, status, detail)
+		p = sessions.NewProblem(code, status, detail)
 		p.Details = map[string]any{"message": message}
 	}
 	switch e.Code {
@@ -126,7 +102,7 @@ func WriteError(w http.ResponseWriter, _ *http.Request, e *api.Error) {
 	case api.CodeForbidden:
 		message(codePermissionDenied, "permission denied", e.Message)
 	case api.CodeValidation:
-		p = newProblem(string(sessions.InvalidRequest), status, "invalid request: "+e.Message)
+		p = sessions.NewProblem(string(sessions.InvalidRequest), status, "invalid request: "+e.Message)
 	case api.CodeGatewayTimeout, api.CodeRequestTimeout:
 		message(codeTimeout, codeTimeout, e.Message)
 	}
@@ -142,5 +118,5 @@ func WriteError(w http.ResponseWriter, _ *http.Request, e *api.Error) {
 			w.Header().Set("X-Should-Retry", "false")
 		}
 	}
-	p.write(w)
+	writeProblem(w, p)
 }

@@ -68,38 +68,49 @@ func (v *view) append(b *bytes.Buffer, e *sessions.Event) (shown bool, err error
 	return true, nil
 }
 
+// eventsRequest is a request for the events of a session after an offset.
+type eventsRequest struct {
+	query
+	host    Host
+	org, id string // of the session
+	offset  int64
+}
+
+func (s *Server) eventsOf(r *http.Request) (e eventsRequest, err error) {
+	if e.host, e.org, e.id, err = s.find(r); err != nil {
+		return e, err
+	}
+	if e.query, err = queryOf(r); err != nil {
+		return e, err
+	}
+	e.offset, err = e.number("offset", 0)
+	return e, err
+}
+
 func (s *Server) listEvents(w http.ResponseWriter, r *http.Request) error {
-	host, org, id, err := s.find(r)
+	e, err := s.eventsOf(r)
 	if err != nil {
 		return err
 	}
-	q, err := queryOf(r)
+	limit, err := e.number("limit", math.MaxInt64)
 	if err != nil {
 		return err
 	}
-	offset, err := q.number("offset", 0)
+	x, err := s.Service.Get(r.Context(), e.org, e.id)
 	if err != nil {
 		return err
 	}
-	limit, err := q.number("limit", math.MaxInt64)
+	v, err := viewOf(e.query, func() (*sessions.Session, error) { return x, nil })
 	if err != nil {
 		return err
 	}
-	x, err := s.Service.Get(r.Context(), org, id)
-	if err != nil {
-		return err
-	}
-	v, err := viewOf(q, func() (*sessions.Session, error) { return x, nil })
-	if err != nil {
-		return err
-	}
-	reader, err := s.Service.Read(r.Context(), org, id, offset)
+	reader, err := s.Service.Read(r.Context(), e.org, e.id, e.offset)
 	if err != nil {
 		return err
 	}
 	defer reader.Close()
 	list := &eventList{view: v, limit: limit, out: bufio.NewWriterSize(&jsonAnswer{w: w}, bufferSize)}
-	for last := offset; last < x.Sequence && !list.more; { // later events are for the next request
+	for last := e.offset; last < x.Sequence && !list.more; { // later events are for the next request
 		entry, err := reader.Next(r.Context(), false)
 		if err != nil {
 			return err
@@ -111,7 +122,7 @@ func (s *Server) listEvents(w http.ResponseWriter, r *http.Request) error {
 			return err
 		}
 		last = entry.State.Sequence
-		host.ReleaseMemory()
+		e.host.ReleaseMemory()
 	}
 	return list.end()
 }
@@ -185,15 +196,7 @@ func (l *eventList) end() error {
 
 // streamEvents sends the events of a session and continues with new ones.
 func (s *Server) streamEvents(w http.ResponseWriter, r *http.Request) error {
-	host, org, id, err := s.find(r)
-	if err != nil {
-		return err
-	}
-	q, err := queryOf(r)
-	if err != nil {
-		return err
-	}
-	offset, err := q.number("offset", 0)
+	e, err := s.eventsOf(r)
 	if err != nil {
 		return err
 	}
@@ -202,24 +205,24 @@ func (s *Server) streamEvents(w http.ResponseWriter, r *http.Request) error {
 		if err != nil || n < 0 {
 			return sessions.Invalidf("Last-Event-ID must be a positive integer")
 		}
-		offset = n
+		e.offset = n
 	}
-	v, err := viewOf(q, func() (*sessions.Session, error) { return s.Service.Get(r.Context(), org, id) })
+	v, err := viewOf(e.query, func() (*sessions.Session, error) { return s.Service.Get(r.Context(), e.org, e.id) })
 	if err != nil {
 		return err
 	}
-	reader, err := s.Service.Read(r.Context(), org, id, offset)
+	reader, err := s.Service.Read(r.Context(), e.org, e.id, e.offset)
 	if err != nil {
 		return err
 	}
 	defer reader.Close()
-	f := &follower{view: v, w: w, host: host, reader: reader}
+	f := &follower{view: v, w: w, host: e.host, reader: reader}
 	f.begin()
-	ctx, cancel := host.UntilDrain(r.Context())
+	ctx, cancel := e.host.UntilDrain(r.Context())
 	defer cancel()
 	err = f.follow(ctx, func(e *sessions.Entry) (events []sessions.Event, last bool) { return e.Events, false })
 	if err != nil { // clients reconnect after a clean end, but not after a broken connection
-		s.Log.WarnContext(r.Context(), "stream of a session ended", "session", id, "org", org, "error", err)
+		s.Log.WarnContext(r.Context(), "stream of a session ended", "session", e.id, "org", e.org, "error", err)
 	}
 	return nil
 }

@@ -163,12 +163,18 @@ func (p *requestHome) stat(r *http.Request, at location) (*proto.File, error) {
 	}
 }
 
-func (s *Server) statFile(w http.ResponseWriter, r *http.Request) error {
-	p, at, _, err := s.locate(r, "")
+// locateFile is locate with the description of the file at the location.
+func (s *Server) locateFile(r *http.Request, fallback string) (*requestHome, location, *proto.File, error) {
+	p, at, _, err := s.locate(r, fallback)
 	if err != nil {
-		return err
+		return nil, location{}, nil, err
 	}
 	f, err := p.stat(r, at)
+	return p, at, f, err
+}
+
+func (s *Server) statFile(w http.ResponseWriter, r *http.Request) error {
+	_, at, f, err := s.locateFile(r, "")
 	if err != nil {
 		return err
 	}
@@ -176,11 +182,7 @@ func (s *Server) statFile(w http.ResponseWriter, r *http.Request) error {
 }
 
 func (s *Server) listFiles(w http.ResponseWriter, r *http.Request) error {
-	p, at, _, err := s.locate(r, ".")
-	if err != nil {
-		return err
-	}
-	f, err := p.stat(r, at)
+	p, at, f, err := s.locateFile(r, ".")
 	if err != nil {
 		return err
 	}
@@ -212,11 +214,7 @@ func (s *Server) listFiles(w http.ResponseWriter, r *http.Request) error {
 }
 
 func (s *Server) readFile(w http.ResponseWriter, r *http.Request) error {
-	p, at, _, err := s.locate(r, "")
-	if err != nil {
-		return err
-	}
-	f, err := p.stat(r, at)
+	p, at, f, err := s.locateFile(r, "")
 	if err != nil {
 		return err
 	}

@@ -112,7 +112,7 @@ func (s *Server) install(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	if info.Missing != "" {
-		p := newProblem(codeInstallFailed, http.StatusInternalServerError, "install failed: "+info.ID)
+		p := sessions.NewProblem(codeInstallFailed, http.StatusInternalServerError, "install failed: "+info.ID)
 		p.Agent, p.Details = info.ID, map[string]any{"stderr": info.Missing}
 		return p
 	}
