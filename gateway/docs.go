@@ -28,27 +28,20 @@ const docsPolicy = "default-src 'none'; script-src 'self'; style-src 'self' 'uns
 
 // routeDocs serves the OpenAPI document and a page that shows it. The page needs no other server.
 func (s *Server) routeDocs(r chi.Router) {
-	document := sync.OnceValue(func() []byte { // few servers are asked for it
+	document := func() []byte {
 		b, err := api.OpenAPI(s.Version, s.SurfaceRoutes()...)
 		if err != nil {
 			panic(err) // a mistake in the types of the API
 		}
 		return b
-	})
-	compressed := sync.OnceValue(func() []byte { return gzipped(document()) })
-	web.Get(r, "/", http.RedirectHandler("docs", http.StatusFound))
-	web.Get(r, "/openapi.json", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		w.Header().Set("Vary", "Accept-Encoding")
-		if acceptsGzip(r.Header) {
-			w.Header().Set("Content-Encoding", "gzip")
-			static(web.TypeJSON, compressed())(w, r)
-			return
-		}
-		static(web.TypeJSON, document())(w, r)
-	}))
-	web.Get(r, "/docs", static("text/html; charset=utf-8", docsPage))
-	web.Get(r, "/docs/start.js", static("text/javascript; charset=utf-8", docsScript))
-	web.Get(r, "/docs/", http.RedirectHandler("../docs", http.StatusMovedPermanently))
+	}
+	web.Get(r, "/openapi.json", static(web.TypeJSON, docsPolicy, "no-cache", document))
+	page := func(contentType string, body []byte) http.Handler {
+		return static(contentType, docsPolicy, "no-cache", func() []byte { return body })
+	}
+	web.Get(r, "/docs", page("text/html; charset=utf-8", docsPage))
+	web.Get(r, "/docs/start.js", page("text/javascript; charset=utf-8", docsScript))
+	web.Get(r, "/docs/", redirect("../docs"))
 	assets := v5emb.New("", "", "/docs")
 	for _, name := range []string{"swagger-ui.css", "swagger-ui-bundle.js", "favicon-32x32.png"} {
 		web.Get(r, "/docs/"+name, assets)
@@ -76,12 +69,31 @@ func acceptsGzip(h http.Header) bool {
 	return false
 }
 
-func static(contentType string, body []byte) http.HandlerFunc {
+// redirect leads to another page of this server. The address is relative to that of the request and stays so,
+// because a proxy may have removed a prefix of the path.
+func redirect(to string) http.HandlerFunc {
 	return func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Location", to)
+		w.WriteHeader(http.StatusFound)
+	}
+}
+
+// static answers with a body that never changes, compressed for clients that accept that. The body is made
+// at the first request, since few servers are asked for it.
+func static(contentType, policy, cache string, body func() []byte) http.HandlerFunc {
+	plain := sync.OnceValue(body)
+	compressed := sync.OnceValue(func() []byte { return gzipped(plain()) })
+	return func(w http.ResponseWriter, r *http.Request) {
 		h := w.Header()
 		h.Set("Content-Type", contentType)
-		h.Set("Cache-Control", "no-cache")
-		h.Set("Content-Security-Policy", docsPolicy)
-		_, _ = w.Write(body) // the client may be gone
+		h.Set("Content-Security-Policy", policy)
+		h.Set("Cache-Control", cache)
+		h.Set("Vary", "Accept-Encoding")
+		if acceptsGzip(r.Header) {
+			h.Set("Content-Encoding", "gzip")
+			_, _ = w.Write(compressed()) // the client may be gone
+			return
+		}
+		_, _ = w.Write(plain()) // the client may be gone
 	}
 }

@@ -95,7 +95,7 @@ func TestDocumentIsCompressed(t *testing.T) {
 			t.Errorf("%q: another document", accept)
 		}
 	}
-	if to := h.do("GET", "/", ""); to.status != 302 || to.header.Get("Location") != "/docs" {
+	if to := h.do("GET", "/", ""); to.status != 302 || to.header.Get("Location") != "console/" {
 		t.Errorf("/ leads to %d %q", to.status, to.header.Get("Location"))
 	}
 }
@@ -120,7 +120,7 @@ func TestDocsPage(t *testing.T) {
 			}
 		}
 	}
-	if got := h.do("GET", "/docs/", "").header.Get("Location"); got != "/docs" {
+	if got := h.do("GET", "/docs/", "").header.Get("Location"); got != "../docs" {
 		t.Errorf("/docs/ leads to %q", got)
 	}
 }
@@ -169,7 +169,7 @@ func TestSecurityHeaders(t *testing.T) {
 	h.server.TrustedProxies = []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}
 	for path, policy := range map[string]string{
 		"/healthz": web.ContentPolicy, "/metrics": web.ContentPolicy,
-		"/v1/executions/x": web.ContentPolicy, "/none": web.ContentPolicy, "/docs": docsPolicy,
+		"/v1/executions/x": web.ContentPolicy, "/none": web.ContentPolicy, "/docs": docsPolicy, "/console/": consolePolicy,
 	} {
 		header := h.do("GET", path, "").header
 		if header.Get("X-Content-Type-Options") != "nosniff" || header.Get("Referrer-Policy") != "no-referrer" ||

@@ -387,7 +387,7 @@ func TestUnknownPathsAndMethods(t *testing.T) {
 		"/v1/executions/x/output": "GET, HEAD",
 		"/v1/executions/x/cancel": "POST", "/v1/admin/keys": "GET, HEAD, POST", "/v1/admin/keys/x/rotate": "POST",
 		"/v1/admin/profiles": "GET, HEAD, POST", "/healthz": "GET, HEAD",
-		"/": "GET, HEAD", "/openapi.json": "GET, HEAD", "/docs": "GET, HEAD", "/metrics": "GET, HEAD",
+		"/": "GET, HEAD", "/openapi.json": "GET, HEAD", "/docs": "GET, HEAD", "/console/": "GET, HEAD", "/metrics": "GET, HEAD",
 		"/v1/admin/images": "GET, HEAD", "/v1/executions/x/webhook": "GET, HEAD", "/v1/executions/x/webhook/replay": "POST",
 		"/v1/webhook/rotate": "POST",
 		"/v1/webhook/test":   "POST", "/v1/webhook/replay-failed": "POST", "/v1/webhook/endpoints": "GET, HEAD",

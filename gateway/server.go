@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"io/fs"
 	"net/http"
 	"os"
 	"time"
@@ -67,6 +68,8 @@ type Server struct {
 	// Around, if not nil, returns a handler that answers what is for no route, and calls that of the routes
 	// for everything else.
 	Around func(routes http.Handler) http.Handler
+	// Console has the files of the console, index.html among them.
+	Console fs.FS
 	// Spool returns an empty file that is removed when closed. Surfaces need it.
 	Spool func() (*os.File, error)
 
@@ -116,6 +119,7 @@ func (s *Server) Handler() http.Handler {
 		web.Get(root, "/metrics", s.Metrics)
 	}
 	s.routeDocs(root)
+	s.routeConsole(root)
 	s.route(root)
 	if s.Around != nil {
 		return s.Around(root)

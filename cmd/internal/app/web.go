@@ -13,6 +13,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/bullpen-run/bullpen/console"
+
 	"go.opentelemetry.io/otel"
 
 	"github.com/bullpen-run/bullpen/gateway"
@@ -150,6 +152,7 @@ func (s *system) gateway(ctx context.Context) (*gateway.Server, []part, error) {
 		Log: s.log, Tracer: otel.Tracer("bullpen/scheduler/admission"),
 	}
 	server := &gateway.Server{
+		Console: console.Files(),
 		Core: web.Core{
 			Callers: keys, KeyUses: uses, Entitlements: s.admission, Auditor: &audit.Log{Store: s.store}, Transfers: transfers,
 			Log: s.log, Tracer: otel.Tracer("bullpen/gateway"), TrustTraceparent: s.cfg.TrustTraceparent,

@@ -1,0 +1,154 @@
+// Data that stays current: the server's stream of changes says when to read it again.
+import { createContext } from "preact";
+import { useCallback, useContext, useEffect, useRef, useState } from "preact/hooks";
+import { ApiError, base } from "../api/client.ts";
+import { follow, type StreamState } from "../api/events.ts";
+
+// Changes is the stream of changes of one signed-in page.
+export class Changes {
+  state: StreamState = "connecting";
+  since = Date.now(); // of the state
+  private readonly listeners = new Set<(kinds: string[] | null) => void>();
+  private readonly watchers = new Set<() => void>();
+  private readonly stop = new AbortController();
+
+  start() {
+    follow({
+      url: () => new URL("v1/changes", base),
+      signal: this.stop.signal,
+      onEvent: (data) => {
+        if (!data) return;
+        const event = JSON.parse(data) as { kinds?: string[] };
+        if (event.kinds) this.tell(event.kinds);
+      },
+      onState: (state) => {
+        const again = state === "live" && this.state === "stale";
+        this.state = state;
+        this.since = Date.now();
+        this.watchers.forEach((f) => f());
+        if (again) this.tell(null); // of what changed in between nothing is known
+      },
+    });
+  }
+
+  close() {
+    this.stop.abort();
+  }
+
+  // on calls f with the kinds that have changed, and with null if any may have.
+  on(f: (kinds: string[] | null) => void): () => void {
+    this.listeners.add(f);
+    return () => this.listeners.delete(f);
+  }
+
+  // watch calls f when the state changes.
+  watch(f: () => void): () => void {
+    this.watchers.add(f);
+    return () => this.watchers.delete(f);
+  }
+
+  private tell(kinds: string[] | null) {
+    this.listeners.forEach((f) => f(kinds));
+  }
+}
+
+export const ChangesContext = createContext<Changes | null>(null);
+
+export interface Loaded<T> {
+  value?: T; // the last that was read, also after an error
+  error?: ApiError;
+  loading: boolean;
+  reload(): void;
+}
+
+// useLive reads something when the page is shown, when deps change, and when a kind of object in kinds changes.
+export function useLive<T>(load: (signal: AbortSignal) => Promise<T>, deps: unknown[], ...kinds: string[]): Loaded<T> {
+  const [state, set] = useState<{ value?: T; error?: ApiError; loading: boolean }>({ loading: true });
+  const changes = useContext(ChangesContext);
+  const [turn, setTurn] = useState(0);
+  const key = JSON.stringify(deps);
+  const shown = useRef(key);
+  const reload = useCallback(() => setTurn((n) => n + 1), []);
+  useEffect(() => {
+    const stop = new AbortController();
+    const fresh = shown.current !== key;
+    shown.current = key;
+    set((old) => ({ value: fresh ? undefined : old.value, error: fresh ? undefined : old.error, loading: true }));
+    load(stop.signal).then(
+      (value) => stop.signal.aborted || set({ value, loading: false }),
+      (error) => stop.signal.aborted || set((old) => ({ value: old.value, error: asError(error), loading: false })),
+    );
+    return () => stop.abort();
+  }, [key, turn]);
+  const busy = useRef(state.loading);
+  busy.current = state.loading;
+  useEffect(() => {
+    let timer = 0, missed = false;
+    const again = () => {
+      timer = 0;
+      if (document.hidden) missed = true;
+      else if (busy.current) timer = setTimeout(again, 250);
+      else reload();
+    };
+    const visible = () => {
+      if (!document.hidden && missed) (missed = false), again();
+    };
+    document.addEventListener("visibilitychange", visible);
+    const off = changes?.on((changed) => {
+      if (!timer && (!changed || changed.some((kind) => kinds.includes(kind)))) timer = setTimeout(again, 250);
+    });
+    return () => {
+      clearTimeout(timer);
+      document.removeEventListener("visibilitychange", visible);
+      off?.();
+    };
+  }, [changes, kinds.join()]);
+  return { ...state, reload };
+}
+
+export function asError(e: unknown): ApiError {
+  return e instanceof ApiError ? e : new ApiError(e instanceof Error ? e.message : String(e), 0, "page");
+}
+
+// useTick renders again every second, for what shows the time.
+export function useTick(ms = 1000) {
+  const [, set] = useState(0);
+  useEffect(() => {
+    const timer = setInterval(() => document.hidden || set((n) => n + 1), ms);
+    return () => clearInterval(timer);
+  }, [ms]);
+}
+
+export interface Paged<T> extends Loaded<T[]> {
+  more?: () => void; // reads the next page; absent at the end
+}
+
+// usePages reads a list that comes in pages: the first stays current, the others follow on demand.
+export function usePages<T>(
+  load: (cursor: string | undefined, signal: AbortSignal) => Promise<{ rows: T[]; next: string | null }>,
+  keyOf: (row: T) => string,
+  deps: unknown[],
+  ...kinds: string[]
+): Paged<T> {
+  const first = useLive((signal) => load(undefined, signal), deps, ...kinds);
+  const [rest, setRest] = useState<{ rows: T[]; next: string | null } | null>(null);
+  const [error, setError] = useState<ApiError>();
+  const key = JSON.stringify(deps);
+  useEffect(() => (setRest(null), setError(undefined)), [key]);
+  const next = rest ? rest.next : first.value?.next;
+  const reading = useRef(false);
+  const more = () => {
+    if (reading.current) return;
+    reading.current = true;
+    load(next!, new AbortController().signal)
+      .then((page) => setRest((old) => ({ rows: [...(old?.rows ?? first.value!.rows), ...page.rows], next: page.next })))
+      .catch((e) => setError(asError(e)))
+      .finally(() => (reading.current = false));
+  };
+  let rows = first.value?.rows;
+  if (rows && rest) {
+    const fresh = new Set(rows.map(keyOf));
+    rows = [...rows, ...rest.rows.filter((row) => !fresh.has(keyOf(row)))];
+  }
+  return { value: rows, error: first.error ?? error, loading: first.loading, reload: first.reload, more: next ? more : undefined };
+}

@@ -1,0 +1,73 @@
+import { call } from "../api/client.ts";
+import type { Execution as Whole, Step } from "../api/schema.ts";
+import { useLive } from "../app/live.ts";
+import { link, path } from "../app/router.ts";
+import { useMay } from "../app/session.ts";
+import { Action } from "../ui/action.tsx";
+import { Output } from "../ui/output.tsx";
+import { bytes, duration, Facts, Failure, Name, Pairs, Section, Status, Time } from "../ui/text.tsx";
+import { Delivery } from "../webhooks/delivery.tsx";
+
+const over = (status: string) => status !== "queued" && status !== "running";
+
+export function Execution({ args: { id } }: { args: Record<string, string> }) {
+  const { value: e, error, reload } = useLive((signal) => call("getExecution", { id }, signal), [id], "executions");
+  const mayExecute = useMay("execute");
+  if (!e) return <Failure of={error} />;
+  return (
+    <>
+      <div class="actions">
+        <code>{id}</code> <Status of={e.status} />
+        {mayExecute && <a class="button" href={link("/run", { from: id })}>Run again, edited</a>}
+        {mayExecute && !over(e.status) && <Action danger run={() => call("cancelExecution", { id }).then(reload)}>Cancel</Action>}
+      </div>
+      <Failure of={error} />
+      {e.error && <p class="failure"><Name>{e.error_message ?? e.error}</Name></p>}
+      <Facts of={facts(e)} />
+      <Section title="Output"><Output id={id} onResult={reload} /></Section>
+      {e.steps && e.steps.length > 0 && <Section title="Where the time went"><Waterfall steps={e.steps} /></Section>}
+      {e.network && (
+        <Section title="Network">
+          <Facts of={[["Received", bytes(e.network.bytes_in)], ["Sent", bytes(e.network.bytes_out)],
+            ["Blocked connections", e.network.blocked_total]]} />
+          {e.network.blocked_connections.map((c, i) => (
+            <p key={i}><Time at={c.at} /> <Name>{`${c.protocol} ${c.host ?? c.address ?? ""}:${c.port ?? ""} ${c.reason}`}</Name></p>
+          ))}
+        </Section>
+      )}
+      {e.webhook_url && <Delivery id={id} />}
+    </>
+  );
+}
+
+function facts(e: Whole): Parameters<typeof Facts>[0]["of"] {
+  const to = (page: string, id: string | null | undefined) => id ? <a href={link(path(page, id))}><Name>{id}</Name></a> : undefined;
+  return [
+    ["Language", e.language], ["Profile", e.profile], ["Mode", e.delivery_mode], ["Created", <Time at={e.created_at} />],
+    ["Ended", e.completed_at ? <Time at={e.completed_at} /> : undefined], ["Waited", duration(e.queued_ms)],
+    ["Ran", e.completed_at ? duration(e.duration_ms) : undefined], ["Exit code", e.exit_code ?? undefined],
+    ["Timeout", `${e.timeout} s`], ["Attempt", e.attempt || undefined], ["Thread", to("threads", e.thread_id)],
+    ["Schedule", to("schedules", e.schedule_id)], ["Batch", to("batches", e.batch?.id)], ["Pipeline", to("pipelines", e.pipeline_id)],
+    ["Step", e.step], ["Waiting for", e.waiting_for?.message], ["Metadata", <Pairs of={e.metadata} />],
+    ["stdout", e.stdout_truncated ? "truncated in the result" : undefined],
+    ["stderr", e.stderr_truncated ? "truncated in the result" : undefined],
+  ];
+}
+
+// Waterfall shows the steps of an execution on one axis of time.
+export function Waterfall({ steps }: { steps: Step[] }) {
+  const end = Math.max(...steps.map((s) => s.after_ms + s.duration_ms), 0.001);
+  return (
+    <div class="waterfall" role="table" aria-label="Steps">
+      {steps.map((s, i) => (
+        <div class={"row" + (s.within ? " inner" : "")} role="row" key={i}>
+          <span role="cell">{s.within ? "· " : ""}{s.name}{s.start ? ` (${s.start})` : ""}</span>
+          <div class="bar" role="cell" aria-label={`begins after ${duration(s.after_ms)}`}>
+            <span style={{ left: `${s.after_ms / end * 100}%`, width: `${s.duration_ms / end * 100}%` }} />
+          </div>
+          <span role="cell" class="number">{s.duration_ms < 10 ? `${s.duration_ms.toFixed(2)} ms` : duration(s.duration_ms)}</span>
+        </div>
+      ))}
+    </div>
+  );
+}

@@ -1,0 +1,114 @@
+import { type Args, call } from "../api/client.ts";
+import type { ListedExecution } from "../api/schema.ts";
+import { usePages } from "../app/live.ts";
+import { link, navigate, path, useLocation } from "../app/router.ts";
+import { type Column, Table } from "../ui/table.tsx";
+import { duration, Empty, Name, Pairs, Status, Time } from "../ui/text.tsx";
+
+const statuses = ["queued", "running", "success", "failed", "timeout", "oom", "seccomp", "cancelled"];
+const languages = ["python", "node", "bash", "ruby", "deno"];
+const modes = ["inline", "streaming", "webhook", "sandbox"];
+const texts = ["thread_id", "key", "schedule", "batch", "pipeline", "request_id"];
+
+const columns: Column<ListedExecution>[] = [
+  { head: "Execution", cell: (e) => <code>{e.trace_id}</code> },
+  { head: "Status", cell: (e) => <Status of={e.status} /> },
+  { head: "Language", cell: (e) => e.language },
+  { head: "Created", cell: (e) => <Time at={e.created_at} /> },
+  { head: "Waited", cell: (e) => duration(e.queued_ms), class: "number" },
+  { head: "Ran", cell: (e) => e.completed_at ? duration(e.duration_ms) : "–", class: "number" },
+  { head: "Exit", cell: (e) => e.exit_code ?? "–", class: "number" },
+  { head: "Mode", cell: (e) => e.delivery_mode },
+  { head: "Webhook", cell: (e) => <Status of={e.webhook_delivery_status} /> },
+  { head: "Thread", cell: (e) => <Name>{e.thread_id}</Name> },
+  { head: "Metadata", cell: (e) => <Pairs of={e.metadata} /> },
+];
+
+// ExecutionTable is the list of executions that a filter selects.
+export function ExecutionTable({ filter, empty }: { filter: Args<"listExecutions">; empty?: string }) {
+  const list = usePages(
+    async (cursor, signal) => {
+      const page = await call("listExecutions", { limit: 50, ...filter, cursor }, signal);
+      return { rows: page.executions, next: page.next_cursor };
+    },
+    (e) => e.trace_id,
+    [filter],
+    "executions",
+  );
+  return (
+    <Table label="Executions" columns={columns} list={list} keyOf={(e) => e.trace_id}
+      hrefOf={(e) => link(path("executions", e.trace_id))}
+      empty={<Empty command={`echo 'print(6 * 7)' | bullpen run -`}>{empty ?? "No execution matches."}</Empty>} />
+  );
+}
+
+export function Executions() {
+  const { query } = useLocation();
+  const filter = Object.fromEntries(query) as Args<"listExecutions">;
+  const set = (name: string, value: string) => navigate("/executions", { ...Object.fromEntries(query), [name]: value });
+  const choice = (name: string, values: string[]) => (
+    <label>
+      {name}
+      <br />
+      <select value={query.get(name) ?? ""} onChange={(e) => set(name, e.currentTarget.value)}>
+        <option value="">any</option>
+        {values.map((v) => <option key={v}>{v}</option>)}
+      </select>
+    </label>
+  );
+  const time = (name: string) => (
+    <label>
+      {name}
+      <br />
+      <input type="datetime-local" value={localInput(query.get(name))}
+        onChange={(e) => set(name, e.currentTarget.value && new Date(e.currentTarget.value).toISOString())} />
+    </label>
+  );
+  return (
+    <>
+      <form class="filters" onSubmit={(e) => e.preventDefault()}>
+        {choice("status", statuses)}
+        {choice("language", languages)}
+        {choice("delivery_mode", modes)}
+        {choice("webhook_delivery_status", ["pending", "delivered", "failed"])}
+        {time("created_after")}
+        {time("created_before")}
+        <AddFilter add={set} />
+        {[...query].filter(([name]) => texts.includes(name) || name.startsWith("metadata.")).map(([name, value]) => (
+          <button key={name} type="button" aria-label={`Remove the filter ${name}`} onClick={() => set(name, "")}>
+            <Name>{`${name}=${value}`}</Name> ×
+          </button>
+        ))}
+        {query.size > 0 && <a href="#/executions">all</a>}
+      </form>
+      <ExecutionTable filter={filter} empty={query.size ? undefined : "Nothing has been executed yet. Run a program here, or:"} />
+    </>
+  );
+}
+
+// localInput returns a time as a field for local times has it.
+function localInput(at: string | null): string {
+  if (!at || isNaN(Date.parse(at))) return "";
+  const time = new Date(at);
+  return new Date(time.getTime() - time.getTimezoneOffset() * 60_000).toISOString().slice(0, 16);
+}
+
+function AddFilter({ add }: { add: (name: string, value: string) => void }) {
+  return (
+    <label>
+      other: {texts.join(", ")} or metadata.NAME
+      <br />
+      <input placeholder="thread_id=… or metadata.order=4711" size={30} onChange={(e) => {
+        const [name, ...rest] = e.currentTarget.value.split("=");
+        if (rest.length && (texts.includes(name) || name.startsWith("metadata."))) {
+          e.currentTarget.setCustomValidity("");
+          add(name, rest.join("="));
+          e.currentTarget.value = "";
+        } else {
+          e.currentTarget.setCustomValidity(e.currentTarget.value ? "Write NAME=VALUE with one of these names." : "");
+          e.currentTarget.reportValidity();
+        }
+      }} />
+    </label>
+  );
+}

@@ -1,0 +1,69 @@
+import { useEffect, useState } from "preact/hooks";
+import { call } from "../api/client.ts";
+import type { ExecuteRequest } from "../api/schema.ts";
+import { asError } from "../app/live.ts";
+import { link, path, useLocation, useParam } from "../app/router.ts";
+import { notify, useSubmit } from "../ui/action.tsx";
+import { Editor } from "../ui/editor.tsx";
+import { Form } from "../ui/form.tsx";
+import { Output } from "../ui/output.tsx";
+import { Section } from "../ui/text.tsx";
+
+const languages = ["python", "node", "bash", "ruby", "deno"];
+const others = ["args", "stdin", "profile", "thread_id", "timeout", "env_vars", "metadata", "webhook_url", "sub_paths", "run_at", "max_attempts"];
+
+// Run submits programs and shows their output. With the parameter from it begins with the request of an execution.
+export function Run() {
+  const from = useLocation().query.get("from");
+  const [language, setLanguage] = useParam("language", "python");
+  const [id, setID] = useParam("id");
+  const [code, setCode] = useState("");
+  const [settings, setSettings] = useState<Record<string, unknown>>();
+  useEffect(() => {
+    if (!from) return setSettings({});
+    call("getExecutionRequest", { id: from }).then((request) => {
+      const { code, language, env_names, ...rest } = request;
+      setCode(code);
+      setLanguage(language);
+      setSettings({ ...rest, env_vars: Object.fromEntries((env_names ?? []).map((name) => [name, ""])) });
+      if (env_names?.length) notify("The values of environment variables are not kept: set them again.");
+    }, (e) => (notify(asError(e).message, true), setSettings({})));
+  }, [from]);
+  const send = async (rest: Record<string, unknown>) => {
+    const accepted = await call("execute", {
+      body: { ...rest, code, language } as ExecuteRequest,
+      headers: { Prefer: "respond-async", "Idempotency-Key": crypto.getRandomValues(new Uint32Array(4)).join("-") },
+    });
+    setID((accepted as unknown as { trace_id: string }).trace_id);
+  };
+  const { busy, submit, failure } = useSubmit(send);
+  const [advanced, setAdvanced] = useState(false);
+  return (
+    <div class="columns">
+      <div>
+        <div class="actions">
+          <label>language <select value={language} onChange={(e) => setLanguage(e.currentTarget.value)}>
+            {languages.map((l) => <option key={l}>{l}</option>)}
+          </select></label>
+          <button class="primary" disabled={busy || !code} aria-busy={busy}
+            onClick={() => submit(advanced ? {} : settings ?? {})} hidden={advanced}>Run</button>
+          <button aria-expanded={advanced} onClick={() => setAdvanced(!advanced)}>Arguments, thread, profile …</button>
+        </div>
+        <Editor label="Program" language={language} value={code} onInput={setCode} />
+        {failure}
+        {advanced && settings && (
+          <Section title="Settings">
+            <Form schema="ExecuteRequest" fields={others} value={settings} submit={(rest) => (setSettings(rest), send(rest))} label="Run" />
+          </Section>
+        )}
+      </div>
+      <div>
+        {id && (
+          <Section title="Output" actions={<a href={link(path("executions", id))}>{id}</a>}>
+            <Output key={id} id={id} />
+          </Section>
+        )}
+      </div>
+    </div>
+  );
+}

@@ -1,0 +1,37 @@
+// An editor for programs. It is loaded when it is first needed; until then, and if that fails, a text field does.
+import { useEffect, useRef, useState } from "preact/hooks";
+
+export function Editor({ label, language, value, onInput }: {
+  label: string;
+  language: string;
+  value: string;
+  onInput: (text: string) => void;
+}) {
+  const at = useRef<HTMLDivElement>(null);
+  const view = useRef<{ set(text: string, language: string): void; close(): void }>(undefined);
+  const input = useRef(onInput);
+  input.current = onInput;
+  const [ready, setReady] = useState(false);
+  useEffect(() => {
+    let gone = false;
+    import("./codemirror.ts").then(({ open }) => {
+      if (gone) return;
+      view.current = open(at.current!, label, language, value, (text) => input.current(text));
+      setReady(true);
+    }, () => {}); // the text field stays
+    return () => {
+      gone = true;
+      view.current?.close();
+    };
+  }, []);
+  useEffect(() => view.current?.set(value, language), [value, language]);
+  return (
+    <div class="editor">
+      <div ref={at} />
+      {!ready && (
+        <textarea rows={12} aria-label={label} spellcheck={false} value={value}
+          onInput={(e) => onInput(e.currentTarget.value)} />
+      )}
+    </div>
+  );
+}

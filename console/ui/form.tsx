@@ -1,0 +1,218 @@
+// Forms made from the schemas of the OpenAPI document: a field for each property, with its description, so that a new
+// property of the API needs nothing here.
+import { useEffect, useId, useState } from "preact/hooks";
+import { base, sendJSON } from "../api/client.ts";
+import { asError } from "../app/live.ts";
+import { useSubmit } from "./action.tsx";
+import { Editor } from "./editor.tsx";
+import { Failure } from "./text.tsx";
+import type { ApiError } from "../api/client.ts";
+
+interface Schema {
+  $ref?: string;
+  type?: string | string[];
+  description?: string;
+  default?: unknown;
+  enum?: unknown[];
+  properties?: Record<string, Schema>;
+  required?: string[];
+  items?: Schema;
+  additionalProperties?: Schema | boolean;
+  anyOf?: Schema[];
+  maxLength?: number;
+  format?: string;
+}
+
+type Value = Record<string, unknown>;
+
+let document: Promise<Record<string, Schema>> | undefined;
+
+function schemas(): Promise<Record<string, Schema>> {
+  document ??= sendJSON<{ components: { schemas: Record<string, Schema> } }>("GET", new URL("openapi.json", base))
+    .then((d) => d.components.schemas)
+    .catch((e) => {
+      document = undefined; // the next form tries again
+      throw e;
+    });
+  return document;
+}
+
+// Form edits an object of a schema. fields, if given, are the properties that are shown, in this order. What is empty is
+// not sent.
+export function Form({ schema: name, value: initial = {}, fields, submit: send, label, code }: {
+  schema: string;
+  value?: Value;
+  fields?: string[];
+  submit: (value: Value) => Promise<unknown>;
+  label: string;
+  code?: string; // the language of a property that is a program
+}) {
+  const [all, setAll] = useState<Record<string, Schema>>();
+  const [error, setError] = useState<ApiError>();
+  const [value, setValue] = useState<Value>(initial);
+  const { busy, submit, failure } = useSubmit(send);
+  useEffect(() => {
+    schemas().then(setAll, (e) => setError(asError(e)));
+  }, []);
+  if (error) return <Failure of={error} />;
+  if (!all) return <p class="faint">Loading …</p>;
+  const schema = resolve(all[name], all);
+  return (
+    <form class="form" onSubmit={(e) => (e.preventDefault(), submit(pruned(value)))}>
+      <Fields all={all} schema={schema} value={value} set={setValue} fields={fields} code={code} />
+      {failure}
+      <div class="actions"><button class="primary" type="submit" disabled={busy} aria-busy={busy}>{label}</button></div>
+    </form>
+  );
+}
+
+function Fields({ all, schema, value, set, fields, code }: {
+  all: Record<string, Schema>;
+  schema: Schema;
+  value: Value;
+  set: (v: Value) => void;
+  fields?: string[];
+  code?: string;
+}) {
+  const required = schema.required ?? [];
+  const names = fields ?? [...Object.keys(schema.properties ?? {})].sort(
+    (a, b) => Number(required.includes(b)) - Number(required.includes(a)) || a.localeCompare(b),
+  );
+  return (
+    <>
+      {names.map((name) => (
+        <Field key={name} name={name} all={all} schema={resolve(schema.properties?.[name], all)} code={code}
+          required={required.includes(name)} value={value[name]} set={(v) => set({ ...value, [name]: v })} />
+      ))}
+    </>
+  );
+}
+
+// resolve returns the schema behind references and "or null".
+function resolve(schema: Schema | undefined, all: Record<string, Schema>): Schema {
+  if (!schema) return {};
+  const other = schema.$ref ? all[schema.$ref.slice(schema.$ref.lastIndexOf("/") + 1)]
+    : schema.anyOf?.find((s) => s.type !== "null");
+  return other ? { ...resolve(other, all), ...(schema.description ? { description: schema.description } : {}) } : schema;
+}
+
+function Field({ name, all, schema, value, set, required, code }: {
+  name: string;
+  all: Record<string, Schema>;
+  schema: Schema;
+  value: unknown;
+  set: (v: unknown) => void;
+  required: boolean;
+  code?: string;
+}) {
+  const id = useId();
+  const types = [schema.type ?? []].flat().filter((t) => t !== "null");
+  const type = types.includes("string") ? "string" : types[0];
+  const initial = schema.default === undefined || schema.default === "" ? "" : String(schema.default);
+  if (type === "object" && schema.properties) {
+    return (
+      <fieldset>
+        <legend>{name}</legend>
+        {schema.description && <p class="help">{schema.description}</p>}
+        <Fields all={all} schema={schema} value={(value ?? {}) as Value} set={set} code={code} />
+      </fieldset>
+    );
+  }
+  const common = { id, "aria-describedby": id + "h", required, name };
+  const text = (e: { currentTarget: { value: string } }) => set(e.currentTarget.value);
+  let input;
+  if (schema.enum && type === "string") {
+    input = (
+      <select {...common} value={value as string ?? ""} onChange={text}>
+        {!required && <option value="">{initial ? `default: ${initial}` : "default"}</option>}
+        {schema.enum.filter(Boolean).map((v) => <option key={String(v)} value={String(v)}>{String(v)}</option>)}
+      </select>
+    );
+  } else if (type === "boolean") {
+    input = (
+      <select {...common} value={value === undefined || value === null ? "" : String(value)}
+        onChange={(e) => set(e.currentTarget.value === "" ? undefined : e.currentTarget.value === "true")}>
+        <option value="">{initial ? `default: ${initial === "true" ? "yes" : "no"}` : "default"}</option>
+        <option value="true">yes</option>
+        <option value="false">no</option>
+      </select>
+    );
+  } else if (type === "number" || type === "integer") {
+    input = <input {...common} type="number" step={type === "integer" ? 1 : "any"} placeholder={initial} value={value as number ?? ""}
+      onInput={(e) => set(e.currentTarget.value === "" ? undefined : Number(e.currentTarget.value))} />;
+  } else if (type === "array" && resolve(schema.items, all).enum) {
+    const chosen = value as string[] ?? [];
+    input = (
+      <div class="choices" role="group" aria-label={name} id={id}>
+        {resolve(schema.items, all).enum!.map((v) => (
+          <label key={String(v)}>
+            <input type="checkbox" checked={chosen.includes(v as string)}
+              onChange={(e) => set(e.currentTarget.checked ? [...chosen, v] : chosen.filter((c) => c !== v))} />
+            {String(v)}
+          </label>
+        ))}
+      </div>
+    );
+  } else if (type === "array" && resolve(schema.items, all).type === "string") {
+    input = <Lines {...common} value={(value as string[] ?? []).join("\n")} placeholder="one per line"
+      parse={(lines) => set(lines.length ? lines : undefined)} />;
+  } else if (type === "object" && (schema.additionalProperties as Schema)?.type === "string") {
+    input = <Lines {...common} value={Object.entries(value as Record<string, string> ?? {}).map(([k, v]) => `${k}=${v}`).join("\n")}
+      placeholder="name=value, one per line" parse={(lines) => set(lines.length ? Object.fromEntries(lines.map(pair)) : undefined)} />;
+  } else if (type === "array" || type === "object") {
+    input = <JSONField {...common} value={value} set={set} />;
+  } else if (name === "code" || name === "file") {
+    input = <Editor label={name} language={code ?? "python"} value={value as string ?? ""} onInput={set} />;
+  } else if (schema.format === "password" || name === "value") {
+    input = <textarea {...common} class="hidden-value" autocomplete="off" spellcheck={false} value={value as string ?? ""} onInput={text} />;
+  } else {
+    input = <input {...common} value={value as string ?? ""} placeholder={initial} spellcheck={false} onInput={text} />;
+  }
+  return (
+    <div class="field">
+      <label for={id}>{name}{required && <span class="faint"> (required)</span>}</label>
+      {input}
+      <p class="help" id={id + "h"}>{schema.description}</p>
+    </div>
+  );
+}
+
+const pair = (line: string): [string, string] => {
+  const at = line.indexOf("=");
+  return at < 0 ? [line, ""] : [line.slice(0, at), line.slice(at + 1)];
+};
+
+function Lines({ parse, value, ...rest }: { parse: (lines: string[]) => void; value: string; placeholder: string; id: string }) {
+  const [text, setText] = useState(value);
+  return (
+    <textarea {...rest} rows={3} spellcheck={false} value={text}
+      onInput={(e) => (setText(e.currentTarget.value), parse(e.currentTarget.value.split("\n").filter(Boolean)))} />
+  );
+}
+
+function JSONField({ value, set, ...rest }: { value: unknown; set: (v: unknown) => void; id: string }) {
+  const [text, setText] = useState(value === undefined || value === null ? "" : JSON.stringify(value, null, 2));
+  return (
+    <textarea {...rest} rows={5} spellcheck={false} placeholder="JSON" value={text} onInput={(e) => {
+      setText(e.currentTarget.value);
+      try {
+        set(e.currentTarget.value ? JSON.parse(e.currentTarget.value) : undefined);
+        e.currentTarget.setCustomValidity("");
+      } catch {
+        e.currentTarget.setCustomValidity("This is not JSON.");
+      }
+    }} />
+  );
+}
+
+// pruned leaves out what is empty.
+function pruned(value: Value): Value {
+  const kept: Value = {};
+  for (const [name, v] of Object.entries(value)) {
+    const part = v && typeof v === "object" && !Array.isArray(v) ? pruned(v as Value) : v;
+    const empty = part === undefined || part === null || part === "" ||
+      typeof part === "object" && !Array.isArray(part) && !Object.keys(part).length;
+    if (!empty) kept[name] = part;
+  }
+  return kept;
+}

@@ -1,0 +1,124 @@
+// Small parts that show values.
+import type { ComponentChildren } from "preact";
+import { createContext } from "preact";
+import { useContext } from "preact/hooks";
+import type { ApiError } from "../api/client.ts";
+
+// visible replaces characters that would change the order or the look of the text around them: controls and those that
+// set the direction of writing. Names and output come from programs that nobody trusts.
+export function visible(text: string): string {
+  return text.replace(
+    /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]/g,
+    (c) => `\\u${c.charCodeAt(0).toString(16).padStart(4, "0")}`,
+  );
+}
+
+// Name shows a name that anyone may have chosen.
+export function Name({ children }: { children: string | null | undefined }) {
+  return <bdi>{visible(children ?? "")}</bdi>;
+}
+
+export const Zone = createContext<"local" | "utc">("local");
+
+export function formatTime(at: string | number | Date, zone: "local" | "utc"): string {
+  const time = new Date(at);
+  if (zone === "utc") return time.toISOString().slice(0, 19).replace("T", " ") + "Z";
+  const two = (n: number) => String(n).padStart(2, "0");
+  return `${time.getFullYear()}-${two(time.getMonth() + 1)}-${two(time.getDate())} ` +
+    `${two(time.getHours())}:${two(time.getMinutes())}:${two(time.getSeconds())}`;
+}
+
+// Time shows a time in the zone that the reader has chosen, and in the other one on hover.
+export function Time({ at }: { at: string | null | undefined }) {
+  const zone = useContext(Zone);
+  if (!at) return <span class="faint">–</span>;
+  return <time dateTime={at} title={formatTime(at, zone === "utc" ? "local" : "utc")}>{formatTime(at, zone)}</time>;
+}
+
+export function duration(ms: number | null | undefined): string {
+  if (ms === null || ms === undefined) return "–";
+  if (ms < 1000) return `${Math.round(ms)} ms`;
+  if (ms < 60_000) return `${(ms / 1000).toFixed(ms < 10_000 ? 2 : 1)} s`;
+  const minutes = Math.floor(ms / 60_000);
+  if (minutes < 60) return `${minutes} min ${Math.round(ms / 1000) % 60} s`;
+  if (minutes < 48 * 60) return `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
+  return `${Math.floor(minutes / 1440)} d ${Math.floor(minutes / 60) % 24} h`;
+}
+
+export function bytes(n: number | string | null | undefined): string {
+  if (n === null || n === undefined) return "–";
+  if (typeof n === "string") return n; // the API writes sizes of settings with their unit
+  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+  let unit = 0;
+  for (; n >= 1024 && unit < units.length - 1; unit++) n /= 1024;
+  return `${unit && n < 10 ? n.toFixed(1) : Math.round(n)} ${units[unit]}`;
+}
+
+export const count = (n: number) => n.toLocaleString("en");
+
+const tones: Record<string, string> = {
+  success: "good", succeeded: "good", delivered: "good", completed: "good", running: "busy", starting: "busy",
+  failed: "bad", timeout: "bad", oom: "bad", seccomp: "bad", blocked: "bad", error: "bad", unhealthy: "bad",
+  queued: "wait", waiting: "wait", pending: "wait", paused: "wait", stopping: "wait", cancelling: "wait", draining: "wait",
+};
+
+// Status shows a state by its word and, in addition, a colour.
+export function Status({ of }: { of: string | null | undefined }) {
+  return of ? <span class={"status " + (tones[of] ?? "")}>{of}</span> : <span class="faint">–</span>;
+}
+
+// Facts is a list of names and values. Values that are undefined are left out.
+export function Facts({ of }: { of: Array<[name: string, value: ComponentChildren]> }) {
+  return (
+    <dl class="facts">
+      {of.filter(([, value]) => value !== undefined).map(([name, value]) => (
+        <div key={name}>
+          <dt>{name}</dt>
+          <dd>{value === null || value === "" ? <span class="faint">–</span> : value}</dd>
+        </div>
+      ))}
+    </dl>
+  );
+}
+
+export function Failure({ of }: { of?: ApiError }) {
+  return of ? <p class="failure" role="alert"><Name>{of.message}</Name></p> : null;
+}
+
+// Empty says that there is nothing, and which command would make something.
+export function Empty({ children, command }: { children: ComponentChildren; command?: string }) {
+  return (
+    <div class="empty">
+      <p>{children}</p>
+      {command && <pre><code>{command}</code></pre>}
+    </div>
+  );
+}
+
+export function JSONText({ of }: { of: unknown }) {
+  return <pre class="json" tabIndex={0}>{visible(JSON.stringify(of, null, 2) ?? "")}</pre>;
+}
+
+// Section is a part of a page with a heading.
+export function Section({ title, actions, children }: {
+  title: string;
+  actions?: ComponentChildren;
+  children: ComponentChildren;
+}) {
+  return (
+    <section aria-label={title}>
+      <header>
+        <h2>{title}</h2>
+        {actions && <div class="actions">{actions}</div>}
+      </header>
+      {children}
+    </section>
+  );
+}
+
+// Pairs shows names and values of a map, such as metadata.
+export function Pairs({ of }: { of: Record<string, unknown> | null | undefined }) {
+  const list = Object.entries(of ?? {});
+  if (!list.length) return <span class="faint">–</span>;
+  return <>{list.map(([name, value]) => <span class="pair" key={name}><Name>{`${name}=${value}`}</Name></span>)}</>;
+}

@@ -1,0 +1,33 @@
+import { call } from "../api/client.ts";
+import { useLive } from "../app/live.ts";
+import { useMay } from "../app/session.ts";
+import { Action } from "../ui/action.tsx";
+import { duration, Facts, Failure, Name, Section, Status, Time } from "../ui/text.tsx";
+
+// Delivery shows the webhook of an execution: its attempts, with what was sent and answered.
+export function Delivery({ id }: { id: string }) {
+  const { value: d, error, reload } = useLive((signal) => call("getDelivery", { id }, signal), [id], "executions", "deliveries");
+  const mayExecute = useMay("execute");
+  return (
+    <Section title="Webhook" actions={mayExecute && d && d.status !== "pending" && (
+      <Action run={() => call("replayDelivery", { id }).then(reload)} done="The webhook is sent again.">Replay</Action>
+    )}>
+      <Failure of={error} />
+      {d && (
+        <Facts of={[["URL", <Name>{d.url}</Name>], ["Status", <Status of={d.status} />], ["Id", <code>{d.webhook_id}</code>],
+          ["Attempts", d.attempts_made], ["Next", d.next_at ? <Time at={d.next_at} /> : undefined], ["Reason", d.reason ?? undefined]]} />
+      )}
+      {d?.attempts.map((a) => (
+        <details key={a.number}>
+          <summary>
+            {a.number}. <Time at={a.at} /> {a.status ?? ""} <Name>{a.error ?? ""}</Name> {duration(a.timings.total_ms)}
+          </summary>
+          <Facts of={[["Address", a.remote_addr], ["Detail", a.detail ? <Name>{a.detail}</Name> : undefined],
+            ["DNS", duration(a.timings.dns_ms)], ["Connect", duration(a.timings.connect_ms)], ["TLS", duration(a.timings.tls_ms)],
+            ["First byte", duration(a.timings.first_byte_ms)]]} />
+          {a.response !== null && <pre class="file" tabIndex={0}><Name>{a.response}</Name></pre>}
+        </details>
+      ))}
+    </Section>
+  );
+}
