@@ -116,8 +116,8 @@ function Shell({ pages, caller, zone, setZone, theme, setTheme }: {
   const View = at?.view;
   return (
     <ChangesContext.Provider value={changes}>
-      <a class="skip" href={"#" + path} onClick={(e) => (e.preventDefault(), main.current?.focus())}>Skip to the content</a>
       <header class="top">
+        <a class="skip" href={"#" + path} onClick={(e) => (e.preventDefault(), main.current?.focus())}>Skip to the content</a>
         <button class="menu" aria-expanded={menu} aria-controls="nav" onClick={() => setMenu(!menu)}>Menu</button>
         <a class="brand" href="#/">bullpen</a>
         <form role="search" onSubmit={(e) => (e.preventDefault(), jump(search.current!.value))}>
