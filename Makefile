@@ -93,6 +93,7 @@ guest: ## build the program that is the daemon in each live sandbox
 .PHONY: console
 console: ## bundle the web page that bullpen carries inside itself, with packages that are fetched, pinned, into bin/console
 	@go run ./console/build
+	@ln -sfn ../bin/console/node_modules console/node_modules
 
 .PHONY: s3server
 s3server: ## build the S3 server that tests of blob stores run against, pinned, into Go's cache
@@ -112,6 +113,8 @@ test test-all: export GORACE = atexit_sleep_ms=0 no_huge_pages_for_shadow=0
 # detector makes the tests of proto ten times slower, and few of them are concurrent: only test-all uses it there.
 attacks  := ./worker/jail/nsjail ./cmd/bullpen ./gateway/... ./scheduler/... ./storage/... ./webhook/...
 others    = ./e2e $$(go list ./... | grep -vE 'bullpen/(e2e|worker/jail/nsjail|cmd/bullpen|(gateway|proto|scheduler|storage|webhook)(/.*)?)$$')
+# The address is that of the page in a browser, which the modules read.
+consoletest := cd console && ../bin/deno/deno test --no-check --location http://localhost/console/
 racetest := CGO_ENABLED=1 go test -race -shuffle=on -p=$$(($$(nproc) + 1))
 
 .PHONY: test
@@ -120,6 +123,7 @@ test: packages build s3server deno ## run the tests, with real jails and the rac
 	CGO_ENABLED=0 go test -trimpath -shuffle=on -short -vet=off -timeout=20m ./proto/...
 	$(racetest) -short -vet=off -timeout=20m $(others)
 	CGO_ENABLED=1 go test -race -tags=faults ./proto/fault
+	$(consoletest)
 	go -C bench test -short ./...
 
 .PHONY: test-all
@@ -127,6 +131,7 @@ test-all: packages build s3server deno test-deploy ## run the tests with all the
 	$(racetest) -timeout=60m $(attacks) ./proto/...
 	$(racetest) -timeout=60m $(others)
 	CGO_ENABLED=1 go test -race -tags=faults ./proto/fault
+	$(consoletest)
 	go -C bench test ./...
 	go -C deploy/prometheus test ./...
 
@@ -171,11 +176,12 @@ image-test: build s3server ## build sandbox images and run programs in them; nee
 	IMAGE_FLAGS='$(flags)' go test -tags=imagetest -run='^(TestImageBuild|TestDataImage)$$' -v -timeout 60m ./e2e
 
 .PHONY: lint
-lint: init ## check the code: linters, formatting, who imports whom
+lint: init console deno ## check the code: linters, formatting, who imports whom
 	$(lint) run ./...
 	$(lint) run --build-tags=faults ./proto/fault
 	$(lint) run --build-tags=imagetest ./e2e
 	cd bench && $(benchlint) run ./...
+	cd console && ../bin/deno/deno check main.tsx && ../bin/deno/deno lint && ../bin/deno/deno fmt --check
 	go mod tidy -diff
 	go -C bench mod tidy -diff
 
@@ -186,6 +192,7 @@ lint-bites: init ## check that each rule of who imports whom finds a breach of i
 .PHONY: fmt
 fmt: ## format the code as make lint wants it
 	$(lint) fmt ./...
+	cd console && ../bin/deno/deno fmt
 	cd bench && $(benchlint) fmt ./...
 
 .PHONY: bench

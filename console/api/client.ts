@@ -71,7 +71,7 @@ export function address<K extends keyof Calls>(id: K, args: Args<K>): URL {
 }
 
 // call carries out an operation of the API.
-export async function call<K extends keyof Calls>(id: K, args: Args<K>, signal?: AbortSignal): Promise<Answer<K>> {
+export function call<K extends keyof Calls>(id: K, args: Args<K>, signal?: AbortSignal): Promise<Answer<K>> {
   const { body, headers } = args as { body?: unknown; headers?: Record<string, string> };
   return sendJSON(routes[id][0], address(id, args), body, { headers, signal });
 }

@@ -8,6 +8,7 @@ import type { ApiError } from "../api/client.ts";
 // set the direction of writing. Names and output come from programs that nobody trusts.
 export function visible(text: string): string {
   return text.replace(
+    // deno-lint-ignore no-control-regex
     /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]/g,
     (c) => `\\u${c.charCodeAt(0).toString(16).padStart(4, "0")}`,
   );
