@@ -5,6 +5,7 @@ import (
 
 	"github.com/bullpen-run/bullpen/gateway/admin"
 	"github.com/bullpen-run/bullpen/gateway/agents"
+	"github.com/bullpen-run/bullpen/gateway/changes"
 	"github.com/bullpen-run/bullpen/gateway/executions"
 	"github.com/bullpen-run/bullpen/gateway/files"
 	"github.com/bullpen-run/bullpen/gateway/tools"
@@ -57,6 +58,7 @@ func (s *Server) handlers() []web.Handler {
 		},
 		volumes,
 		&admin.UsageRoutes{Core: core, Usage: s.Usage, Quotas: s.Admission},
+		&changes.Routes{Core: core, Feed: s.Changes},
 		&admin.BackupRoutes{Core: core, Backups: s.Backups},
 	}, s.Groups...) {
 		all = append(all, group.Handlers()...)
