@@ -31,7 +31,7 @@ func (h *harness) changes(r *http.Request) *changesStream {
 		h.t.Fatal(err)
 	}
 	h.t.Cleanup(func() { _ = resp.Body.Close() })
-	if resp.StatusCode != 200 || resp.Header.Get("Content-Type") != web.TypeSSE {
+	if resp.StatusCode != http.StatusOK || resp.Header.Get("Content-Type") != web.TypeSSE {
 		h.t.Fatalf("answer is %d %v", resp.StatusCode, resp.Header)
 	}
 	s := &changesStream{h.t, bufio.NewScanner(resp.Body)}

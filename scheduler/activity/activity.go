@@ -35,13 +35,10 @@ func (f *Follower) Run(ctx context.Context) error {
 	for ctx.Err() == nil {
 		began := time.Now()
 		err := f.follow(ctx)
-		if ctx.Err() != nil {
-			break
-		}
 		if time.Since(began) > maxPause {
 			pause = minPause
 		}
-		if f.Store.Conn.IsConnected() { // else the lost connection is logged already
+		if ctx.Err() == nil && f.Store.Conn.IsConnected() { // else the lost connection is logged already
 			f.Log.Warn("changes of executions are late, will retry", "error", err, "in_ms", pause.Milliseconds())
 		}
 		select {
