@@ -155,7 +155,7 @@ func accessTable() map[string]access {
 	}
 	for _, id := range []string{
 		"rotateSecretsKey", "createProfile", "replaceProfile", "removeProfile", "listImages", "putImage",
-		"removeImage", "getAutoscale", "listWorkers", "listProcesses", "drainWorker", "undrainWorker", "listDeadLetters",
+		"removeImage", "getAutoscale", "getOrgQueues", "listWorkers", "listProcesses", "drainWorker", "undrainWorker", "listDeadLetters",
 		"getDeadLetter", "deleteDeadLetter", "requeueDeadLetter",
 		"backup", "collectThreads", "rebuildThreads", "createOrg", "replaceOrg", "deleteOrg", "getOrgData", "createPlan",
 		"replacePlan", "removePlan",

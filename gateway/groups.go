@@ -52,6 +52,7 @@ func (s *Server) handlers() []web.Handler {
 		},
 		&admin.ImageRoutes{Core: core, Images: s.ImageAdmin, Profiles: s.Profiles, Resolver: s.Admission},
 		&admin.WorkerRoutes{Core: core, Workers: s.Workers, Processes: s.Processes},
+		&admin.QueueRoutes{Core: core, Queues: s.Queue, Plans: s.Admission},
 		&admin.ConnectionRoutes{
 			Core: core, Connections: s.Connections, Orgs: s.Orgs, Buckets: s.Storage, Credentials: s.Admission,
 			Volumes: volumes, MaxVolume: s.MaxVolume,

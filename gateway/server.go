@@ -33,7 +33,7 @@ type Server struct {
 	History     executions.History
 	Workers     admin.Workers
 	Processes   admin.Processes
-	Queue       executions.Queue
+	Queue       Queue
 	// Capabilities of the workers.
 	Capabilities executions.Capabilities
 	Usage        admin.Usage
