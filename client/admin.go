@@ -231,6 +231,11 @@ func (a *Admin) Workers(ctx context.Context) ([]api.Worker, error) {
 	return Collect(pages[api.Worker](ctx, a.client, workersPath, "workers", nil))
 }
 
+// Queues returns the queues of all organisations that have something queued or running.
+func (a *Admin) Queues(ctx context.Context) ([]api.OrgQueue, error) {
+	return Collect(pages[api.OrgQueue](ctx, a.client, adminPath+"/queue", "orgs", nil))
+}
+
 // Pools returns the pools of workers with the demand for them.
 func (a *Admin) Pools(ctx context.Context) ([]api.Pool, error) {
 	return Collect(pages[api.Pool](ctx, a.client, adminPath+"/autoscale", "pools", nil))

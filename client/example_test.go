@@ -43,6 +43,32 @@ func Example() {
 	// failed 3
 }
 
+// A program that shows lists reads them again at each event.
+func ExampleClient_Changes() {
+	c, ctx := connect(), context.Background()
+	started := false
+	for event, err := range c.Changes(ctx, "") {
+		if err != nil {
+			log.Fatal(err)
+		}
+		if !started {
+			started = true
+			fmt.Println(event.Type)
+			if _, err := c.Execute(ctx, api.ExecuteRequest{Language: proto.Bash, Code: "echo hello"}); err != nil {
+				log.Fatal(err)
+			}
+			continue
+		}
+		if len(event.IDs[proto.ChangedExecutions]) > 0 {
+			fmt.Println(event.Type)
+			return
+		}
+	}
+	// Output:
+	// ready
+	// changes
+}
+
 // The loop ends with the result. A broken connection is resumed inside it.
 func ExampleClient_Stream() {
 	c, ctx := connect(), context.Background()

@@ -27,6 +27,7 @@ type access struct {
 	global  bool
 	path    string
 	body    string
+	endless bool // the answer is a stream that does not end
 }
 
 // has reports whether a key with a scope alone may use the route.
@@ -77,6 +78,7 @@ func accessTable() map[string]access {
 		"getStderr":          {scope: read, path: "/v1/executions/{execution}/output/stderr"},
 		"streamURL":          {scope: read, path: "/v1/executions/{execution}/stream_url"},
 		"getQueue":           {scope: read},
+		"getChanges":         {scope: read, endless: true},
 		"getUsage":           {scope: read},
 		"getDelivery":        {scope: read, path: "/v1/executions/{execution}/webhook"},
 		"getWebhook":         {scope: read},
@@ -153,7 +155,7 @@ func accessTable() map[string]access {
 	}
 	for _, id := range []string{
 		"rotateSecretsKey", "createProfile", "replaceProfile", "removeProfile", "listImages", "putImage",
-		"removeImage", "getAutoscale", "listWorkers", "listProcesses", "drainWorker", "undrainWorker", "listDeadLetters",
+		"removeImage", "getAutoscale", "getOrgQueues", "listWorkers", "listProcesses", "drainWorker", "undrainWorker", "listDeadLetters",
 		"getDeadLetter", "deleteDeadLetter", "requeueDeadLetter",
 		"backup", "collectThreads", "rebuildThreads", "createOrg", "replaceOrg", "deleteOrg", "getOrgData", "createPlan",
 		"replacePlan", "removePlan",
@@ -336,6 +338,9 @@ func (h *harness) testAccess(method, path string, want access, ids *strings.Repl
 	path = strings.NewReplacer("{id}", "nothing", "{name}", "nothing", "{file}", "nothing").Replace(path)
 	ask := func(org string, key proto.Key) (int, errorBody) {
 		h.key = h.stub.addKey(org, "enterprise", key)
+		if want.endless {
+			h.server.Drain() // which ends it
+		}
 		a := h.do(method, path, want.body)
 		var got errorBody
 		if a.status >= 400 {

@@ -5,6 +5,7 @@ import (
 
 	"github.com/bullpen-run/bullpen/gateway/admin"
 	"github.com/bullpen-run/bullpen/gateway/agents"
+	"github.com/bullpen-run/bullpen/gateway/changes"
 	"github.com/bullpen-run/bullpen/gateway/executions"
 	"github.com/bullpen-run/bullpen/gateway/files"
 	"github.com/bullpen-run/bullpen/gateway/tools"
@@ -51,12 +52,14 @@ func (s *Server) handlers() []web.Handler {
 		},
 		&admin.ImageRoutes{Core: core, Images: s.ImageAdmin, Profiles: s.Profiles, Resolver: s.Admission},
 		&admin.WorkerRoutes{Core: core, Workers: s.Workers, Processes: s.Processes},
+		&admin.QueueRoutes{Core: core, Queues: s.Queue, Plans: s.Admission},
 		&admin.ConnectionRoutes{
 			Core: core, Connections: s.Connections, Orgs: s.Orgs, Buckets: s.Storage, Credentials: s.Admission,
 			Volumes: volumes, MaxVolume: s.MaxVolume,
 		},
 		volumes,
 		&admin.UsageRoutes{Core: core, Usage: s.Usage, Quotas: s.Admission},
+		&changes.Routes{Core: core, Feed: s.Changes},
 		&admin.BackupRoutes{Core: core, Backups: s.Backups},
 	}, s.Groups...) {
 		all = append(all, group.Handlers()...)

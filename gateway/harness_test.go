@@ -25,6 +25,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/bullpen-run/bullpen/gateway/admin"
+	"github.com/bullpen-run/bullpen/gateway/changes"
 	"github.com/bullpen-run/bullpen/gateway/web"
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/api"
@@ -88,7 +89,7 @@ func newHarness(t *testing.T, set ...func(*Server)) *harness {
 		Threads: thread, Versions: thread, ThreadAdmin: thread, Files: threadFiles{thread}, Parts: &storedthread.Versions{
 			Blobs: &blob.Store{Backend: new(storagetest.Memory)},
 		}, Batches: new(batchStub),
-		Usage: new(usageStub), Home: "/home/baponi", URLSecret: &[32]byte{7, 7, 7},
+		Changes: new(changes.Feed), Usage: new(usageStub), Home: "/home/baponi", URLSecret: &[32]byte{7, 7, 7},
 
 		Metrics: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 			_, _ = io.WriteString(w, "bullpen_up 1\n")

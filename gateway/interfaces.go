@@ -15,6 +15,7 @@ import (
 type Admission interface {
 	admin.Credentials
 	admin.OrgQuotas
+	admin.OrgPlans
 	admin.Quotas
 	admin.ProfileResolver
 	agents.Keys
@@ -56,4 +57,10 @@ type Storage interface {
 type Files interface {
 	agents.Homes
 	filestore.Homes
+}
+
+// Queue shows the queue.
+type Queue interface {
+	admin.OrgQueues
+	executions.Queue
 }

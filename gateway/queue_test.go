@@ -14,7 +14,10 @@ import (
 type queueStub struct {
 	view proto.QueueView
 	last proto.QueueRequest
+	orgs []proto.OrgQueue
 }
+
+func (s *queueStub) Orgs(context.Context) ([]proto.OrgQueue, error) { return s.orgs, nil }
 
 func (s *queueStub) View(_ context.Context, req *proto.QueueRequest) (proto.QueueView, error) {
 	s.last = *req
@@ -68,4 +71,26 @@ func TestQueue(t *testing.T) {
 	most := strings.Repeat(","+string(id), proto.MaxQueuePlaces)
 	h.do("GET", "/v1/queue?trace_id="+most[1:], "", "Authorization", "Bearer "+pro).want(200, "")
 	h.do("GET", "/v1/queue?trace_id="+string(id)+most, "", "Authorization", "Bearer "+pro).want(400, "validation_error")
+}
+
+func TestOrgQueues(t *testing.T) {
+	h := newHarness(t)
+	h.stub.addKey("team", "pro", asUser)
+	running := proto.QueueCounts{Running: proto.ClassCounts{Interactive: 1, Background: 6}}
+	h.server.Queue = &queueStub{orgs: []proto.OrgQueue{{Org: "gone", QueueCounts: running}, {Org: "team"}}}
+	h.remount()
+	counts := func(interactive, background float64) map[string]any {
+		return map[string]any{"interactive": interactive, "background": background}
+	}
+	got := h.do("GET", "/v1/admin/queue", "").want(200, "").json()
+	if want := map[string]any{"orgs": []any{
+		map[string]any{
+			"org": "gone", "queued": counts(0, 0), "running": counts(1, 6), "concurrent": nil, "max_queued": nil,
+		},
+		map[string]any{
+			"org": "team", "queued": counts(0, 0), "running": counts(0, 0), "concurrent": 100.0, "max_queued": 1000.0,
+		},
+	}}; !reflect.DeepEqual(got, want) {
+		t.Errorf("got %v", got)
+	}
 }

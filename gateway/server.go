@@ -10,6 +10,7 @@ import (
 
 	"github.com/bullpen-run/bullpen/gateway/admin"
 	"github.com/bullpen-run/bullpen/gateway/agents"
+	"github.com/bullpen-run/bullpen/gateway/changes"
 	"github.com/bullpen-run/bullpen/gateway/executions"
 	"github.com/bullpen-run/bullpen/gateway/files"
 	"github.com/bullpen-run/bullpen/gateway/filestore"
@@ -32,7 +33,7 @@ type Server struct {
 	History     executions.History
 	Workers     admin.Workers
 	Processes   admin.Processes
-	Queue       executions.Queue
+	Queue       Queue
 	// Capabilities of the workers.
 	Capabilities executions.Capabilities
 	Usage        admin.Usage
@@ -62,7 +63,9 @@ type Server struct {
 	Parts        filestore.Parts // of uploads
 	Backups      admin.Backups
 	AgentFiles   agents.Files
-	Groups       []web.Group // of routes whose objects no other group needs
+	// Changes are those of the objects of all organisations.
+	Changes *changes.Feed
+	Groups  []web.Group // of routes whose objects no other group needs
 	// AgentBatches are of requests to agents, and Batches of executions.
 	AgentBatches agents.Batches
 	// Around, if not nil, returns a handler that answers what is for no route, and calls that of the routes

@@ -5,19 +5,34 @@ import "time"
 // MaxQueuePlaces limits the executions whose queue positions one request may ask for.
 const MaxQueuePlaces = 20
 
-// QueueRequest asks for the queue of an API key.
+// MaxQueueOrgs limits the organisations in one view of the queue, which must fit into a message.
+const MaxQueueOrgs = 1000
+
+// QueueRequest asks for the queue of an API key, or of organisations.
 type QueueRequest struct {
 	Org    string    `json:"org"`
 	Key    string    `json:"key"`              // the API key's id
 	Traces []TraceID `json:"traces,omitempty"` // whose places are wanted
+	// Orgs asks for the organisations whose names are above After, and for nothing else.
+	Orgs  bool   `json:"orgs,omitempty"`
+	After string `json:"after,omitempty"`
 }
 
-// QueueView is the queue of an API key.
+// OrgQueue is the queue of an organisation.
+type OrgQueue struct {
+	Org string `json:"org"`
+	QueueCounts
+}
+
+// QueueView is the queue of an API key, or of organisations.
 type QueueView struct {
 	Key    QueueCounts  `json:"key"`
 	Org    QueueCounts  `json:"org"`
 	Oldest *QueuePlace  `json:"oldest,omitempty"` // the key's execution that is queued for the longest time
 	Places []QueuePlace `json:"places,omitempty"` // of the request's executions that are queued
+	// Orgs are the first MaxQueueOrgs of those that the request asks for, by name, without those that
+	// have nothing queued or running.
+	Orgs []OrgQueue `json:"orgs,omitempty"`
 }
 
 // QueueCounts counts executions.

@@ -62,6 +62,8 @@ func (s *stub) KeyOfCookie(*http.Request) (*proto.Key, *proto.Session, error) {
 	return nil, nil, web.Unauthorized()
 }
 
+func (s *stub) CheckCookie(*http.Request) (*proto.Key, error) { return nil, web.Unauthorized() }
+
 func (s *stub) Entitlement(context.Context, *proto.Key) (proto.Entitlement, error) {
 	return proto.Entitlement{}, nil
 }

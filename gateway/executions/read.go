@@ -90,7 +90,7 @@ func (s *Routes) getOutput(w http.ResponseWriter, r *web.Request) error {
 		w.WriteHeader(http.StatusNoContent)
 		return nil
 	}
-	return s.streamOutput(w, r, record, after, live, sse)
+	return s.streamOutput(w, r, record, after, live, sse, func() error { return s.CheckCaller(r) })
 }
 
 // getRawOutput returns the handler that sends the exact bytes of an output, or the requested range.
@@ -145,9 +145,9 @@ func endedBy(record *proto.Record, after int64) bool {
 }
 
 // streamOutput streams the events of an execution after a number. Unless live, it ends with the
-// present last event.
+// present last event. It ends early if check returns an error.
 func (s *Routes) streamOutput(
-	w http.ResponseWriter, r *web.Request, record *proto.Record, after int64, live, sse bool,
+	w http.ResponseWriter, r *web.Request, record *proto.Record, after int64, live, sse bool, check func() error,
 ) error {
 	tail, err := s.Events.Follow(r.Context(), record.Org, record.TraceID, after)
 	if err != nil {
@@ -162,6 +162,7 @@ func (s *Routes) streamOutput(
 		tail = &snapshot{Tail: tail, sent: after, until: last}
 	}
 	f := newFollower(s.Core, w, r.Info, tail, sse, after)
+	f.check = check
 	w.WriteHeader(http.StatusOK)
 	if err := f.w.FlushError(); err != nil || r.Method == http.MethodHead {
 		return err

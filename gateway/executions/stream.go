@@ -32,6 +32,9 @@ type follower struct {
 	sse  bool
 	last int64  // sequence number of the last event the client has
 	head []byte // reused
+	// check, if not nil, returns an error when the caller may no longer follow the execution.
+	check   func() error
+	checked time.Time // when check was called last
 }
 
 func newFollower(
@@ -50,7 +53,14 @@ func newFollower(
 // copy writes events as they come until the last one. It returns [web.ErrDraining] after Leave when there
 // are no more events.
 func (f *follower) copy(ctx context.Context) error {
+	f.checked = time.Now()
 	for {
+		if f.check != nil && time.Since(f.checked) >= web.Keepalive {
+			if err := f.check(); err != nil {
+				return fmt.Errorf("stream events: %w", err)
+			}
+			f.checked = time.Now()
+		}
 		left := f.core.HasLeft()
 		batch, err := f.next(ctx, left)
 		switch {

@@ -61,14 +61,23 @@ func (s *Routes) checkStream(ctx context.Context, token string) (*proto.Key, pro
 	if err != nil {
 		return nil, "", fmt.Errorf("parse a signed stream: %w", err)
 	}
-	key, ok := s.Principals.Principal(parts[1])
-	if !ok || !key.Valid(time.Now()) || !key.Has(proto.ScopeRead) || !time.Now().Before(time.Unix(expires, 0)) {
+	if !time.Now().Before(time.Unix(expires, 0)) {
 		return nil, "", errOldStream
 	}
-	if _, err := s.Entitlements.Entitlement(ctx, key); err != nil {
-		return nil, "", err
+	key, err := s.keyOfStream(ctx, parts[1])
+	return key, proto.TraceID(parts[2]), err
+}
+
+// keyOfStream returns the API key of a signed URL if it may follow executions.
+func (s *Routes) keyOfStream(ctx context.Context, id string) (*proto.Key, error) {
+	key, ok := s.Principals.Principal(id)
+	if !ok || !key.Valid(time.Now()) || !key.Has(proto.ScopeRead) {
+		return nil, errOldStream
 	}
-	return key, proto.TraceID(parts[2]), nil
+	if _, err := s.Entitlements.Entitlement(ctx, key); err != nil {
+		return nil, err
+	}
+	return key, nil
 }
 
 // getStream streams the events of an execution to the EventSource of a browser.
@@ -102,5 +111,8 @@ func (s *Routes) getStream(w http.ResponseWriter, r *web.Request) error {
 		w.WriteHeader(http.StatusNoContent)
 		return nil
 	}
-	return s.streamOutput(w, r, record, after, true, true)
+	return s.streamOutput(w, r, record, after, true, true, func() error {
+		_, err := s.keyOfStream(r.Context(), key.ID)
+		return err
+	})
 }

@@ -80,8 +80,30 @@ func (s *Routes) cookieOf(r *http.Request, name string) string {
 	return ""
 }
 
+// CheckCookie returns the API key that a request's session acts as. It does not count as a use of the
+// session: otherwise an open page would keep its session for ever.
+func (s *Routes) CheckCookie(r *http.Request) (*proto.Key, error) {
+	key, _, err := s.lookUpCookie(r)
+	return key, err
+}
+
 // KeyOfCookie returns a request's session and the API key that it acts as.
 func (s *Routes) KeyOfCookie(r *http.Request) (*proto.Key, *proto.Session, error) {
+	key, session, err := s.lookUpCookie(r)
+	if err != nil {
+		return nil, nil, err
+	}
+	if session.Stale(time.Now()) {
+		ctx, cancel := web.Detached(r.Context())
+		defer cancel()
+		if err := s.Sessions.Use(ctx, session.ID); err != nil { // the next request tries again
+			s.Log.WarnContext(ctx, "use of a session not stored", "session", session.ID, "error", err)
+		}
+	}
+	return key, session, nil
+}
+
+func (s *Routes) lookUpCookie(r *http.Request) (*proto.Key, *proto.Session, error) {
 	token := s.cookieOf(r, sessionCookie)
 	if token == "" {
 		return nil, nil, web.Unauthorized()
@@ -90,8 +112,7 @@ func (s *Routes) KeyOfCookie(r *http.Request) (*proto.Key, *proto.Session, error
 	if err != nil && !errors.Is(err, proto.ErrNotFound) {
 		return nil, nil, fmt.Errorf("look up session: %w", err)
 	}
-	now := time.Now()
-	if err != nil || session.Expired(now) {
+	if err != nil || session.Expired(time.Now()) {
 		return nil, nil, errSessionEnded
 	}
 	key, err := s.readKeyOfSession(r.Context(), &session)
@@ -100,13 +121,6 @@ func (s *Routes) KeyOfCookie(r *http.Request) (*proto.Key, *proto.Session, error
 	}
 	if err := s.checkSessionRequest(r, session.Org); err != nil {
 		return nil, nil, err
-	}
-	if session.Stale(now) {
-		ctx, cancel := web.Detached(r.Context())
-		defer cancel()
-		if err := s.Sessions.Use(ctx, session.ID); err != nil { // the next request tries again
-			s.Log.WarnContext(ctx, "use of a session not stored", "session", session.ID, "error", err)
-		}
 	}
 	return key, &session, nil
 }

@@ -6,6 +6,7 @@ import (
 	"io"
 	"net/http"
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
 
@@ -72,17 +73,32 @@ func (c *Core) keyOfHeader(r *http.Request) (*proto.Key, error) {
 	}
 }
 
-// CheckCaller returns an error if the API key of a request has become invalid since the request began.
-// It is for endless responses. It does not support requests of browser sessions.
+// CheckCaller returns an error if the API key or the session of a request has become invalid since the
+// request began, or has lost rights. It is for endless responses.
 func (c *Core) CheckCaller(r *Request) error {
-	key, err := c.keyOfHeader(r.Request)
+	var key *proto.Key
+	var err error
+	if r.Session == nil {
+		key, err = c.keyOfHeader(r.Request)
+	} else {
+		key, err = c.Cookies.CheckCookie(r.Request)
+	}
 	if err == nil {
 		err = c.CheckAddress(r.Request, key)
+	}
+	if err == nil && lostRights(&r.Key, key) {
+		err = Unauthorized()
 	}
 	if err == nil {
 		_, err = c.Entitlements.Entitlement(r.Context(), key)
 	}
 	return err
+}
+
+// lostRights reports whether a key lacks rights that it had before.
+func lostRights(before, now *proto.Key) bool {
+	return before.Org != now.Org || before.Global && !now.Global ||
+		slices.ContainsFunc(before.Scopes, func(s proto.Scope) bool { return !now.Has(s) })
 }
 
 // CheckAddress refuses a request from an address outside the key's allowed networks. The message

@@ -66,6 +66,10 @@ func enumOf(t reflect.Type, tag reflect.StructTag) []string {
 		return texts(proto.SandboxReasons())
 	case proto.SandboxActName:
 		return texts(proto.SandboxActNames())
+	case proto.ChangeKind:
+		return texts(proto.AllChangeKinds())
+	case ChangesType:
+		return texts([]ChangesType{ChangesReady, ChangesChanges, ChangesKeepalive})
 	case proto.UsageGroup:
 		return texts(proto.UsageGroups())
 	case proto.QuotaName:

@@ -30,6 +30,7 @@ func OpenAPI(version string, vendors ...Route) ([]byte, error) {
 		paths[path].(object)[strings.ToLower(r.Method)] = g.operation(&r, path)
 	}
 	g.schemaOf(BatchResult{}, false) // of a line in an answer that is not JSON as a whole
+	g.schemaOf(ChangesEvent{}, false)
 	var events []object
 	mapping := object{}
 	for _, event := range []any{StatusEvent{}, OutputEvent{}, KeepaliveEvent{}, ResultEvent{}} {

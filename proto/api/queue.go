@@ -2,6 +2,7 @@ package api
 
 import (
 	"math"
+	"net/http"
 
 	"github.com/bullpen-run/bullpen/proto"
 )
@@ -71,4 +72,39 @@ func newQueuedExecution(p *proto.QueuePlace) QueuedExecution {
 		e.EstimatedWait = &wait
 	}
 	return e
+}
+
+// OrgQueue is the queue of an organisation.
+type OrgQueue struct {
+	Org string `json:"org"`
+	proto.QueueCounts
+	Concurrent *int `json:"concurrent" doc:"How many may run at once, by the organisation's plan; null for no limit, and if the organisation or its plan is gone."`
+	MaxQueued  *int `json:"max_queued" doc:"How many async ones may be queued; null for no limit, and if the organisation or its plan is gone."`
+}
+
+// OrgQueues are the queues of organisations.
+type OrgQueues struct {
+	Orgs []OrgQueue `json:"orgs"`
+}
+
+// NewOrgQueue returns the form of the queue of an organisation with a plan.
+func NewOrgQueue(q *proto.OrgQueue, plan *proto.Plan) OrgQueue {
+	return OrgQueue{
+		Org: q.Org, QueueCounts: q.QueueCounts, Concurrent: optional(plan.Concurrent), MaxQueued: optional(plan.MaxQueued),
+	}
+}
+
+func orgQueueRoutes() []Route {
+	return []Route{{
+		Method: http.MethodGet, Path: "/v1/admin/queue", ID: "getOrgQueues", Tag: tagAdmin, Scope: proto.ScopeAdmin,
+		Global: true, Summary: "Show the queues of organisations",
+		Doc: "Queued and running executions of each organisation that has any, and the limits of its plan. Live " +
+			"sandboxes are not counted, and waiting items of batches are not in the queue yet.",
+		Responses: ok("The queues, by organisation.", OrgQueues{[]OrgQueue{NewOrgQueue(&proto.OrgQueue{
+			Org: "acme", QueueCounts: proto.QueueCounts{
+				Queued:  proto.ClassCounts{Background: 40},
+				Running: proto.ClassCounts{Interactive: 1, Background: 6},
+			},
+		}, &proto.Plan{Concurrent: 100, MaxQueued: 1000})}}),
+	}}
 }

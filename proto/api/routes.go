@@ -30,6 +30,7 @@ const (
 	tagAdmin      = "admin"
 	tagServer     = "server"
 	tagAgents     = "agents"
+	tagActivity   = "activity"
 )
 
 // MaxQueueWait is the largest N of Prefer: wait=N, in seconds.
@@ -100,6 +101,7 @@ func tags() []object {
 			"The first execution that names a thread creates it."},
 		{"name": tagFiles, "description": "Files in the home of a thread or in a storage connection. Their content is " +
 			"transferred through signed URLs."},
+		{"name": tagActivity, "description": "What happens now, for pages that stay open."},
 		{"name": tagMCP, "description": "The tools of the Model Context Protocol, for language models."},
 		{"name": tagSessions, "description": "Sign in with a browser, as a member of an organisation or with an API key. " +
 			"The cookie of a session stands for an API key with the scopes of the member's role, or for the API key itself."},
@@ -120,7 +122,7 @@ func Routes() []Route {
 		executionRoutes(), webhookRoutes(), batchRoutes(), scheduleRoutes(), pipelineRoutes(),
 		sandboxRoutes(), threadRoutes(), fileRoutes(), uploadRoutes(), mcpRoutes(), usageRoutes(), sessionRoutes(),
 		secretRoutes(), imageRoutes(), workerRoutes(), deadLetterRoutes(),
-		storeRoutes(), auditRoutes(), serverRoutes(),
+		storeRoutes(), auditRoutes(), changeRoutes(), orgQueueRoutes(), serverRoutes(),
 	} {
 		all = append(all, group...)
 	}

@@ -88,7 +88,7 @@ func (a *Admission) reportCrossing(ctx context.Context, c proto.Crossing, used f
 // CheckQuota rejects a use if the organisation has reached a hard limit this month: of the named
 // quotas, or of those of all executions if none are named.
 func (a *Admission) CheckQuota(ctx context.Context, org string, quotas ...proto.QuotaName) error {
-	plan, err := a.orgPlan(ctx, org)
+	plan, err := a.OrgPlan(ctx, org)
 	if err != nil {
 		return err
 	}
@@ -105,8 +105,8 @@ func (a *Admission) CheckQuota(ctx context.Context, org string, quotas ...proto.
 	return nil
 }
 
-// orgPlan returns the plan of an organisation.
-func (a *Admission) orgPlan(ctx context.Context, name string) (proto.Plan, error) {
+// OrgPlan returns the plan of an organisation. It returns [proto.ErrNotFound] for an unknown organisation.
+func (a *Admission) OrgPlan(ctx context.Context, name string) (proto.Plan, error) {
 	org, err := a.Orgs.Org(ctx, name)
 	if err != nil {
 		return proto.Plan{}, fmt.Errorf("look up organisation %s: %w", name, err)
@@ -120,7 +120,7 @@ func (a *Admission) OrgQuotas(ctx context.Context, name string) ([]proto.QuotaUs
 	if name == "" {
 		return nil, nil
 	}
-	plan, err := a.orgPlan(ctx, name)
+	plan, err := a.OrgPlan(ctx, name)
 	if errors.Is(err, proto.ErrNotFound) {
 		return nil, nil
 	}

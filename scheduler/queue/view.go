@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -71,8 +72,28 @@ func (t *term) answerQueue(m *nats.Msg) {
 	if !t.stillLeader() {
 		return
 	}
-	view := t.view(&req, time.Now())
+	var view proto.QueueView
+	if req.Orgs {
+		view.Orgs = t.viewOrgs(req.After)
+	} else {
+		view = t.view(&req, time.Now())
+	}
 	go t.reply(m, view)
+}
+
+// viewOrgs returns the next organisations by name that have something queued or running.
+func (t *term) viewOrgs(after string) (list []proto.OrgQueue) {
+	for _, org := range slices.Sorted(maps.Keys(t.queue.orgs)) {
+		o := t.queue.orgs[org]
+		c := counts(o.queued, o.active)
+		if org <= after || c == (proto.QueueCounts{}) {
+			continue
+		}
+		if list = append(list, proto.OrgQueue{Org: org, QueueCounts: c}); len(list) == proto.MaxQueueOrgs {
+			break
+		}
+	}
+	return list
 }
 
 func (t *term) view(req *proto.QueueRequest, now time.Time) (v proto.QueueView) {
@@ -225,4 +246,17 @@ func (q *Queue) View(ctx context.Context, req *proto.QueueRequest) (v proto.Queu
 		return proto.QueueView{}, fmt.Errorf("ask for the queue: %w", err)
 	}
 	return v, nil
+}
+
+// Orgs returns the queues of all organisations that have something queued or running, by name.
+func (q *Queue) Orgs(ctx context.Context) (all []proto.OrgQueue, err error) {
+	for after := ""; ; after = all[len(all)-1].Org {
+		v, err := q.View(ctx, &proto.QueueRequest{Orgs: true, After: after})
+		if err != nil {
+			return nil, err
+		}
+		if all = append(all, v.Orgs...); len(v.Orgs) < proto.MaxQueueOrgs {
+			return all, nil
+		}
+	}
 }

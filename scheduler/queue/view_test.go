@@ -141,3 +141,20 @@ func TestQueueOfAKey(t *testing.T) {
 		t.Errorf("an organisation without executions got %+v", v)
 	}
 }
+
+// The queues of organisations are read in parts, those without executions excepted.
+func TestQueueOfOrganisations(t *testing.T) {
+	tm := newTestTerm(t, storetest.Open(t, storetest.Server(t)))
+	for i := range proto.MaxQueueOrgs + 1 {
+		tm.queue.add(meta(fmt.Sprintf("org%04d", i), "k", proto.ModeAsync))
+	}
+	first := tm.viewOrgs("")
+	if len(first) != proto.MaxQueueOrgs || first[0].Org != "org0000" ||
+		first[0].QueueCounts != (proto.QueueCounts{Queued: proto.ClassCounts{Background: 1}}) {
+		t.Fatalf("got %d, the first %+v", len(first), first[0])
+	}
+	rest := tm.viewOrgs(first[len(first)-1].Org)
+	if len(rest) != 1 || rest[0].Org != "org1000" {
+		t.Errorf("then got %+v", rest)
+	}
+}

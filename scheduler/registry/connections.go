@@ -19,7 +19,7 @@ type Connections struct {
 // OpenConnections reads all connections.
 func OpenConnections(ctx context.Context, st *store.Store, log *slog.Logger) (*Connections, error) {
 	all, err := store.OpenCollection(ctx, store.CollectionConfig[proto.Connection]{
-		Store: st, Bucket: st.Connections, Keys: "*.*", Name: "storage connections", Log: log,
+		Store: st, Bucket: st.Connections, Keys: "*.*", Name: "storage connections", Kind: proto.ChangedConnections, Log: log,
 		Clone: cloneConnection, Order: store.ByKey[proto.Connection],
 		Check: func(_ *proto.Connection, others []*proto.Connection) error {
 			if len(others) >= proto.MaxConnections {

@@ -34,7 +34,7 @@ type Secrets struct {
 // OpenSecrets reads all secrets.
 func OpenSecrets(ctx context.Context, st *store.Store, ring *keyring.Keyring, log *slog.Logger) (*Secrets, error) {
 	all, err := store.OpenCollection(ctx, store.CollectionConfig[storedSecret]{
-		Store: st, Bucket: st.Secrets, Keys: secretPrefix + "*.*", Name: "secrets",
+		Store: st, Bucket: st.Secrets, Keys: secretPrefix + "*.*", Name: "secrets", Kind: proto.ChangedSecrets,
 		Order: store.ByKey[storedSecret], Log: log,
 		Check: func(_ *storedSecret, others []*storedSecret) error {
 			if len(others) >= proto.MaxSecrets {

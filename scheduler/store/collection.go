@@ -57,6 +57,11 @@ type CollectionConfig[T any] struct {
 	ByID bool
 	// DropMalformed forgets a value when it is replaced by one that cannot be decoded.
 	DropMalformed bool
+	// Kind, if not empty, makes changes of values be reported to [Store.OnChange].
+	Kind proto.ChangeKind
+	// PublicID, if not nil, returns the id of a value in these reports. Otherwise it is the end of the
+	// value's key.
+	PublicID func(*T) string
 	// OnChange, if not nil, is called under the collection's lock when a value has changed. old or
 	// current is nil if there is none.
 	OnChange func(key string, old, current *T)
@@ -311,6 +316,25 @@ func (c *Collection[T]) set(key string, current cached[T]) {
 	if c.OnChange != nil {
 		c.OnChange(key, old, current.value)
 	}
+	if c.Kind != "" && c.Store.OnChange != nil {
+		c.report(key, old, current.value)
+	}
+}
+
+// report reports a change of the value of a key.
+func (c *Collection[T]) report(key string, old, current *T) {
+	v := current
+	if v == nil {
+		v = old
+	}
+	if v == nil {
+		return
+	}
+	id := key[strings.LastIndexByte(key, '.')+1:]
+	if c.PublicID != nil {
+		id = c.PublicID(v)
+	}
+	c.Store.OnChange(proto.Change{Kind: c.Kind, Org: c.orgOf(key, v), ID: id})
 }
 
 // find returns where a value is in the list of its organisation, or belongs.

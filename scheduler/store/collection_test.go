@@ -253,3 +253,52 @@ func TestValuesAreFoundByTheirIDs(t *testing.T) {
 		t.Error("a removed value is in memory")
 	}
 }
+
+// Changes of values of a kind are reported once by each process, with the organisation and the id.
+func TestCollectionsReportChanges(t *testing.T) {
+	server := storetest.Server(t)
+	var reports []<-chan proto.Change
+	var all []*store.Collection[label]
+	for range 2 {
+		st, changes := storetest.Open(t, server), make(chan proto.Change, 100)
+		st.OnChange = func(c proto.Change) { changes <- c }
+		c, err := store.OpenCollection(storetest.Context(t), store.CollectionConfig[label]{
+			Store: st, Bucket: st.Connections, Keys: "*.*", Name: "labels", Log: storetest.Log(t),
+			Kind: proto.ChangedConnections,
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		var work sync.WaitGroup
+		work.Go(func() { _ = c.Run(ctx) })
+		t.Cleanup(func() { cancel(); work.Wait() })
+		reports, all = append(reports, changes), append(all, c)
+	}
+	ctx := storetest.Context(t)
+	want := proto.Change{Kind: proto.ChangedConnections, Org: "acme", ID: "a"}
+	for i, act := range []func() error{
+		func() error { return all[0].Create(ctx, "acme.a", &label{Name: "a"}) },
+		func() error { return all[1].Put(ctx, "acme.a", &label{Name: "b"}) },
+		func() error { _, err := all[0].Remove(ctx, "acme.a", nil); return err },
+	} {
+		if err := act(); err != nil {
+			t.Fatal(err)
+		}
+		for process, changes := range reports {
+			select {
+			case got := <-changes:
+				if got != want {
+					t.Errorf("change %d at process %d: %+v", i, process, got)
+				}
+			case <-ctx.Done():
+				t.Fatalf("change %d is not reported at process %d", i, process)
+			}
+		}
+	}
+	for process, changes := range reports {
+		if n := len(changes); n != 0 {
+			t.Errorf("process %d reported %d changes more", process, n)
+		}
+	}
+}

@@ -8,6 +8,8 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/bullpen-run/bullpen/proto"
 )
 
 // Config configures the streams.
@@ -43,6 +45,10 @@ type Store struct {
 
 	// MaxInline is the size in bytes up to which a body is stored in the message, except for records.
 	MaxInline int
+
+	// OnChange, if not nil, is called when an object of a [Collection] has changed whose changes are
+	// reported. It is set before collections are opened, and must not block.
+	OnChange func(proto.Change)
 
 	maxRecord int // the same for records
 }

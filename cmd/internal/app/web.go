@@ -19,10 +19,12 @@ import (
 
 	"github.com/bullpen-run/bullpen/gateway"
 	"github.com/bullpen-run/bullpen/gateway/admin"
+	"github.com/bullpen-run/bullpen/gateway/changes"
 	"github.com/bullpen-run/bullpen/gateway/executions"
 	gatewaysandboxes "github.com/bullpen-run/bullpen/gateway/sandboxes"
 	"github.com/bullpen-run/bullpen/gateway/web"
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/scheduler/activity"
 	"github.com/bullpen-run/bullpen/scheduler/admission"
 	"github.com/bullpen-run/bullpen/scheduler/audit"
 	"github.com/bullpen-run/bullpen/scheduler/backup"
@@ -49,6 +51,8 @@ const (
 
 // gateway returns the server of the gateway role, and the parts it needs.
 func (s *system) gateway(ctx context.Context) (*gateway.Server, []part, error) {
+	feed := new(changes.Feed)
+	s.store.OnChange = feed.Changed
 	keys, err := registry.OpenKeys(ctx, s.store, s.keyring, s.cfg.Region, s.log)
 	if err != nil {
 		return nil, nil, err
@@ -169,8 +173,8 @@ func (s *system) gateway(ctx context.Context) (*gateway.Server, []part, error) {
 		Profiles: profiles, Preload: &registry.PreloadFailures{Store: s.store}, ImageAdmin: images,
 		Webhooks: s.webhooks.settings, URLs: s.webhooks.guard, Deliveries: s.webhooks.deliveries,
 		Threads: threadList{s.threads, s.queue}, Versions: versions, ThreadAdmin: versions, Files: versions, Parts: versions,
-		Backups: &backup.Maker{Store: s.store, Version: Version()},
-		Home:    s.cfg.Home, URLSecret: keys.Derived("URLs of files"),
+		Backups: &backup.Maker{Store: s.store, Version: Version()}, Changes: feed,
+		Home: s.cfg.Home, URLSecret: keys.Derived("URLs of files"),
 		Metrics:   s.metrics.Handler(),
 		QueueWait: s.cfg.QueueWait,
 		MaxVolume: s.cfg.MaxVolumeSize, Version: Version(), Unfit: s.health.reason, StoreReady: s.monitor.storeReady.Load,
@@ -209,6 +213,7 @@ func (s *system) gateway(ctx context.Context) (*gateway.Server, []part, error) {
 		{"batches", s.batches.Run},
 		{"index of executions", s.history.Run},
 		{"usage", s.usage.Run},
+		{"activity", (&activity.Follower{Store: s.store, OnChange: feed.Changed, Log: s.log}).Run},
 	}, nil
 }
 

@@ -1,0 +1,92 @@
+// Package activity follows all executions as they are queued, start and end.
+package activity
+
+import (
+	"context"
+	"log/slog"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/scheduler/store"
+)
+
+const (
+	minPause = 200 * time.Millisecond
+	maxPause = 5 * time.Second
+)
+
+// Follower reports changes of executions from the streams of jobs and records, each of which has the
+// changes by all processes.
+type Follower struct {
+	Store *store.Store
+	// OnChange is called for each change of an execution, and for a change of unknown ones when some
+	// may have been missed.
+	OnChange func(proto.Change)
+	Log      *slog.Logger
+
+	jobs, records uint64 // sequence numbers of the last messages that were read
+}
+
+// Run reports the changes from now on until ctx is done. It always returns nil.
+func (f *Follower) Run(ctx context.Context) error {
+	pause := minPause
+	for ctx.Err() == nil {
+		began := time.Now()
+		err := f.follow(ctx)
+		if time.Since(began) > maxPause {
+			pause = minPause
+		}
+		if ctx.Err() == nil && f.Store.Conn.IsConnected() { // else the lost connection is logged already
+			f.Log.Warn("changes of executions are late, will retry", "error", err, "in_ms", pause.Milliseconds())
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(pause):
+		}
+		pause = min(2*pause, maxPause)
+	}
+	return nil
+}
+
+// follow reports changes until ctx is done or an error occurs.
+func (f *Follower) follow(ctx context.Context) error {
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error {
+		return f.read(ctx, f.Store.Jobs.Stream, &f.jobs, func(m *store.Message) {
+			if org, id := store.ParseJobSubject(m.Subject); org != "" {
+				f.OnChange(proto.Change{Kind: proto.ChangedExecutions, Org: org, ID: string(id)})
+			}
+		})
+	})
+	group.Go(func() error {
+		return f.read(ctx, f.Store.Records.Stream, &f.records, func(m *store.Message) {
+			if org, id, err := store.ParseExecSubject(m.Subject); err == nil {
+				f.OnChange(proto.Change{Kind: proto.ChangedExecutions, Org: org, ID: string(id)})
+			}
+		})
+	})
+	return group.Wait()
+}
+
+// read calls handle with the messages of a stream that are stored from now on, or after the last one
+// that was read.
+func (f *Follower) read(ctx context.Context, st store.Stream, last *uint64, handle func(*store.Message)) error {
+	r := store.Range{New: true}
+	if *last > 0 {
+		state, err := st.State(ctx)
+		if err != nil {
+			return err
+		}
+		if *last <= state.Last { // otherwise the stream was created again
+			r = store.Range{From: *last + 1}
+		}
+	}
+	return st.Follow(ctx, r, func(m *store.Message) {
+		*last = m.Seq
+		handle(m)
+	}, func() {
+		f.OnChange(proto.Change{Kind: proto.ChangedExecutions})
+	})
+}
