@@ -41,10 +41,17 @@ func ConnectionFiles(slug string) api.FileRequest {
 
 // Files lists the files at a path, and everything below it if recursive is true.
 func (c *Client) Files(ctx context.Context, at api.FileRequest, path string, recursive bool) (*api.Files, error) {
-	return get[api.Files](ctx, c, call{
-		method: http.MethodPost, path: "/v1/files/list", resend: true,
-		body: api.FileListRequest{FileRequest: at, Path: path, Recursive: recursive},
-	})
+	return c.ListFiles(ctx, &api.FileListRequest{FileRequest: at, Path: path, Recursive: recursive})
+}
+
+// ListFiles lists files as a request asks, for example of an earlier version.
+func (c *Client) ListFiles(ctx context.Context, req *api.FileListRequest) (*api.Files, error) {
+	return get[api.Files](ctx, c, call{method: http.MethodPost, path: "/v1/files/list", resend: true, body: req})
+}
+
+// DownloadURL returns a URL from which anybody can download a file for 15 minutes.
+func (c *Client) DownloadURL(ctx context.Context, req *api.FileDownloadRequest) (*api.SignedURL, error) {
+	return get[api.SignedURL](ctx, c, call{method: http.MethodPost, path: "/v1/files/download_url", resend: true, body: req})
 }
 
 // DeleteFile deletes what is at a path; a directory with its content only if recursive is true.
@@ -65,10 +72,7 @@ func (c *Client) Download(ctx context.Context, at api.FileRequest, path string, 
 	var written int64
 	tag := ""
 	for resumes := 0; ; resumes++ {
-		signed, err := get[api.SignedURL](ctx, c, call{
-			method: http.MethodPost, path: "/v1/files/download_url", resend: true,
-			body: api.FileDownloadRequest{FileRequest: at, Path: path},
-		})
+		signed, err := c.DownloadURL(ctx, &api.FileDownloadRequest{FileRequest: at, Path: path})
 		if err != nil {
 			return err
 		}

@@ -77,7 +77,7 @@ func (b *browser) visit(path string) (callback string) {
 		b.t.Fatal(err)
 	}
 	_ = resp.Body.Close()
-	callback, ok := strings.CutPrefix(resp.Header.Get("Location"), publicURL)
+	callback, ok := strings.CutPrefix(resp.Header.Get("Location"), b.server.PublicURL)
 	if resp.StatusCode != http.StatusFound || !ok {
 		b.t.Fatalf("the provider answers %d, Location %q", resp.StatusCode, resp.Header.Get("Location"))
 	}
@@ -345,8 +345,43 @@ func TestLoginReturnsToThisServer(t *testing.T) {
 	} {
 		h.browser().do("GET", "/login?return="+url.QueryEscape(path), "").want(400, "validation_error", "return")
 	}
+	if to := h.browser().signIn("/login").want(302, "").header.Get("Location"); to != publicURL+"/console/" {
+		t.Errorf("return by default leads to %q", to)
+	}
 	h.browser().do("GET", "/login?org=A", "").want(400, "validation_error", "org")
 	h.browser().do("GET", "/login?org=a&org=b", "").want(400, "validation_error", "org")
+}
+
+// Behind a proxy that removes a prefix of paths, browsers return below that prefix.
+func TestLoginBelowPrefix(t *testing.T) {
+	const prefixed = publicURL + "/pen"
+	h, p := newLogin(t, func(s *Server) {
+		s.PublicURL, s.Login.Redirect = prefixed, prefixed+"/login/callback"
+	})
+	h.addMember("acme", "ann@example.com", "viewer")
+	p.SignIn(logintest.Person("1", "ann@example.com"))
+	for path, want := range map[string]string{
+		"": "/console/", url.QueryEscape("/console/#/executions?status=failed"): "/console/#/executions?status=failed",
+	} {
+		b := h.browser()
+		to := b.signIn("/login?return="+path).want(302, "").header.Get("Location")
+		if to != prefixed+want {
+			t.Errorf("return to %q leads to %q", path, to)
+		}
+		b.do("GET", "/v1/session", "", "Origin", publicURL, "Sec-Fetch-Site", "same-origin").want(200, "")
+	}
+}
+
+// Anybody can read whether there is an identity provider.
+func TestWaysToSignIn(t *testing.T) {
+	h, _ := newLogin(t, func(s *Server) { s.Version = "v1.2.3" })
+	if got := strings.TrimSpace(string(h.browser().do("GET", "/v1/login", "").want(200, "").body)); got !=
+		`{"oidc":true,"version":"v1.2.3"}` {
+		t.Error(got)
+	}
+	if got := newHarness(t).browser().do("GET", "/v1/login", "").want(200, "").json(); got["oidc"] != false {
+		t.Error(got)
+	}
 }
 
 func TestLoginWithoutProvider(t *testing.T) {

@@ -105,6 +105,7 @@ func (s *Server) Handler() http.Handler {
 	s.Init()
 	s.logins = &login.Routes{
 		Core: &s.Core, Provider: s.Login, Sessions: s.Sessions, Members: s.Members, Keys: s.Keys,
+		Version: s.Version,
 	}
 	s.Cookies = s.logins
 	s.opener = &filestore.Opener{

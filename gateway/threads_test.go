@@ -240,8 +240,12 @@ func (s *threads) Rebuild(context.Context) (proto.Rebuilt, error) {
 type threadFiles struct{ *threads }
 
 func (s threadFiles) List(
-	_ context.Context, org, thread, dir string, recursive bool, each func(proto.File) error,
+	_ context.Context, org, thread string, version int64, dir string, recursive bool, each func(proto.File) error,
 ) error {
+	thread, err := s.at(org, thread, version)
+	if err != nil {
+		return err
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	names := s.names(org, thread)
@@ -264,6 +268,20 @@ func (s threadFiles) List(
 	return s.fail
 }
 
+// at returns the thread whose files are those of a version of another: its id and @VERSION.
+func (s threadFiles) at(org, thread string, version int64) (string, error) {
+	if version == 0 {
+		return thread, nil
+	}
+	old := fmt.Sprintf("%s@%d", thread, version)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.names(org, old)) == 0 {
+		return "", fmt.Errorf("find: %w", &proto.NoVersionError{Number: version})
+	}
+	return old, nil
+}
+
 // names returns the paths of a thread in order.
 func (s threadFiles) names(org, thread string) (names []string) {
 	for k := range s.files {
@@ -275,7 +293,13 @@ func (s threadFiles) names(org, thread string) (names []string) {
 	return names
 }
 
-func (s threadFiles) Open(_ context.Context, org, thread, name string) (*proto.FileContent, error) {
+func (s threadFiles) Open(
+	_ context.Context, org, thread string, version int64, name string,
+) (*proto.FileContent, error) {
+	thread, err := s.at(org, thread, version)
+	if err != nil {
+		return nil, err
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	body, ok := s.files[key(key(org, thread), name)]
@@ -380,7 +404,7 @@ func (s threadFiles) StageIfUnchanged(
 	ctx context.Context, org, thread, name, tag string, size int64, most proto.Space, body io.Reader,
 ) error {
 	current := ""
-	if content, err := s.Open(ctx, org, thread, name); err == nil {
+	if content, err := s.Open(ctx, org, thread, 0, name); err == nil {
 		current = content.Tag
 	}
 	if current != tag {

@@ -100,6 +100,15 @@ func (e *NoFileError) Error() string {
 // Unwrap returns [ErrNotFound].
 func (*NoFileError) Unwrap() error { return ErrNotFound }
 
+// NoVersionError is returned if a thread or volume does not have a version, also if it does not
+// exist. It wraps [ErrNotFound].
+type NoVersionError struct{ Number int64 }
+
+func (e *NoVersionError) Error() string { return fmt.Sprintf("there is no version %d", e.Number) }
+
+// Unwrap returns [ErrNotFound].
+func (*NoVersionError) Unwrap() error { return ErrNotFound }
+
 // PathError refuses a change because of what is at a path.
 type PathError struct {
 	Path    string // relative to the home or the storage connection

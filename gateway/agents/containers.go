@@ -38,10 +38,13 @@ type Versions interface {
 
 // Homes reads and stages files in the homes of threads.
 type Homes interface {
-	// List calls each for the entries of a directory, or for everything below it if recursive is
-	// true. It stops if each returns an error. An unknown thread has no entries. List returns
-	// [proto.ErrNotFound] if the path does not name a directory.
-	List(ctx context.Context, org, thread, path string, recursive bool, each func(proto.File) error) error
+	// List calls each for the entries of a directory of a version, or for everything below it if
+	// recursive is true; version 0 is the newest with the staged files. It stops if each returns an
+	// error. An unknown thread has no entries. List returns [proto.ErrNotFound] if the path does not
+	// name a directory.
+	List(
+		ctx context.Context, org, thread string, version int64, path string, recursive bool, each func(proto.File) error,
+	) error
 	// StageIfUnchanged stores size bytes of body as a file if the file still has a tag, or does not
 	// exist for an empty tag. Otherwise it returns a [*proto.FileChangedError].
 	StageIfUnchanged(ctx context.Context, org, thread, path, tag string, size int64, most proto.Space,
@@ -131,7 +134,7 @@ func (a *Agent) RemoveThread(ctx context.Context, id string) error {
 // none.
 func (a *Agent) ListFiles(ctx context.Context, thread, dir string, each func(proto.File) error) error {
 	var ours error
-	err := a.m.Homes.List(ctx, a.org(), ownThread(thread), dir, false, func(f proto.File) error {
+	err := a.m.Homes.List(ctx, a.org(), ownThread(thread), 0, dir, false, func(f proto.File) error {
 		ours = each(f)
 		return ours
 	})

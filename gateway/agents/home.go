@@ -76,7 +76,7 @@ func (h *Home) change(ctx context.Context, change func(context.Context, *filesto
 // there is no such directory. In a thread that does not exist, every directory exists and is empty.
 func (h *Home) List(ctx context.Context, dir string, each func(proto.File) error) error {
 	var eachErr error
-	err := h.a.m.Homes.List(ctx, h.a.org(), h.thread, dir, false, func(f proto.File) error {
+	err := h.a.m.Homes.List(ctx, h.a.org(), h.thread, 0, dir, false, func(f proto.File) error {
 		eachErr = each(f)
 		return eachErr
 	})

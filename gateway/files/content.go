@@ -2,11 +2,13 @@ package files
 
 import (
 	"bufio"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
 	"path"
 
+	"github.com/bullpen-run/bullpen/gateway/filestore"
 	"github.com/bullpen-run/bullpen/gateway/web"
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/api"
@@ -23,9 +25,19 @@ func (s *FileRoutes) getContent(w http.ResponseWriter, r *web.Request) error {
 		return err
 	}
 	defer files.Close()
+	if err := files.At(g.version); err != nil {
+		return err
+	}
 	content, err := files.Open(r.Context(), g.path)
 	if err != nil {
 		return err
+	}
+	name := path.Base(g.path)
+	mediaType, known := web.InlineType(name)
+	if g.inline && !known {
+		if mediaType, err = s.sniff(r, files, content); err != nil {
+			return err
+		}
 	}
 	tag := `"` + content.Tag + `"`
 	part, err := web.PartOf(w, r, content.Size, tag)
@@ -35,7 +47,11 @@ func (s *FileRoutes) getContent(w http.ResponseWriter, r *web.Request) error {
 	begin := func() {
 		w.Header().Set("ETag", tag)
 		w.Header().Set("Last-Modified", content.Modified.UTC().Format(http.TimeFormat))
-		part.WriteHeader(w, path.Base(g.path))
+		if g.inline {
+			part.WriteInline(w, name, mediaType)
+			return
+		}
+		part.WriteHeader(w, name)
 	}
 	if r.Method == http.MethodHead || part.Length == 0 {
 		begin()
@@ -47,6 +63,24 @@ func (s *FileRoutes) getContent(w http.ResponseWriter, r *web.Request) error {
 	}
 	defer done()
 	return files.Wrap("send a file of", s.sendPart(w, r, content, part, begin))
+}
+
+// sniff returns the media type of a file by its beginning.
+func (*FileRoutes) sniff(r *web.Request, files *filestore.Store, content *proto.FileContent) (string, error) {
+	done, err := files.Begin(r.Context())
+	if err != nil {
+		return "", err
+	}
+	defer done()
+	body, err := content.Read(r.Context(), 0, min(content.Size, web.SniffBytes))
+	if err != nil {
+		return "", files.Wrap("read the beginning of a file of", err)
+	}
+	head, err := io.ReadAll(io.LimitReader(body, web.SniffBytes))
+	if err := errors.Join(err, body.Close()); err != nil {
+		return "", files.Wrap("read the beginning of a file of", err)
+	}
+	return web.SniffType(head), nil
 }
 
 // sendPart sends a part of a file. The end of the part is verified before it is sent: for a short

@@ -67,6 +67,9 @@ func (s *FileRoutes) list(w http.ResponseWriter, r *web.Request) error {
 		return err
 	}
 	defer files.Close()
+	if err := files.At(req.Version); err != nil {
+		return err
+	}
 	out := bufio.NewWriterSize(web.NewLazyWriter(w, r, web.JSONHeader), web.SmallOutput)
 	separator := `{"files":[`
 	err = files.List(r.Context(), dir, req.Recursive, func(f proto.File) error {
@@ -148,13 +151,16 @@ func (s *FileRoutes) SignDownload(r *web.Request, req *api.FileDownloadRequest) 
 		return nil, err
 	}
 	defer files.Close()
+	if err := files.At(req.Version); err != nil {
+		return nil, err
+	}
 	if _, err := files.Open(r.Context(), name); err != nil {
 		return nil, err // report it now rather than when the URL is used
 	}
 	key := &r.Key
 	return s.signedURL(r, &grant{
 		method: http.MethodGet, key: key.ID, org: key.Org, source: req.Source, id: req.ID,
-		path: name,
+		path: name, version: req.Version, inline: req.Inline,
 	})
 }
 

@@ -19,6 +19,10 @@ const (
 	// grantForm is the version of the signed text. It is signed too, so that texts of different
 	// versions cannot be confused.
 	grantForm = "bullpen-file-2"
+	// viewForm is that of grants of a version or of content to show, which also have these. A server
+	// that does not know it refuses them, instead of sending other content.
+	viewForm   = "bullpen-file-3"
+	formFields = 10 // of grantForm
 )
 
 // grant is the content of a signed URL: it allows one method on one file. Anyone who has the URL
@@ -33,16 +37,22 @@ type grant struct {
 	path      string // relative to the home or the connection, cleaned
 	size      int64  // of an upload, in bytes
 	expiresAt time.Time
+	version   int64 // to download; 0 for the newest
+	inline    bool  // the content may be shown
 }
 
 // token returns the signed form of g for a URL.
 func (g *grant) token(secret [32]byte) string {
-	text := strings.Join([]string{
+	fields := []string{
 		grantForm, g.method, g.key, g.org, string(g.source), g.id, strconv.FormatInt(g.size, 10),
 		strconv.FormatInt(g.expiresAt.Unix(), 10), g.upload,
-		g.path, // last, because it may have line breaks
-	}, "\n")
-	return web.SignedText(secret, text)
+	}
+	if g.version > 0 || g.inline {
+		fields[0] = viewForm
+		fields = append(fields, strconv.FormatInt(g.version, 10), strconv.FormatBool(g.inline))
+	}
+	fields = append(fields, g.path) // last, because it may have line breaks
+	return web.SignedText(secret, strings.Join(fields, "\n"))
 }
 
 var (
@@ -60,18 +70,26 @@ func parseGrant(secret [32]byte, token string, now time.Time) (*grant, error) {
 	if !ok {
 		return nil, errBadURL
 	}
-	const fields = 10
+	fields := formFields
+	form, _, _ := strings.Cut(text, "\n")
+	if form == viewForm {
+		fields += 2
+	}
 	parts := strings.SplitN(text, "\n", fields)
-	if len(parts) != fields || parts[0] != grantForm {
+	if len(parts) != fields || form != grantForm && form != viewForm {
 		return nil, errBadURL
 	}
 	g := &grant{
 		method: parts[1], key: parts[2], org: parts[3], source: proto.FileSource(parts[4]), id: parts[5],
-		upload: parts[8], path: parts[9],
+		upload: parts[8], path: parts[fields-1],
 	}
 	expires, err := strconv.ParseInt(parts[7], 10, 64)
 	if err == nil {
 		g.size, err = strconv.ParseInt(parts[6], 10, 64)
+	}
+	if err == nil && form == viewForm {
+		g.version, err = strconv.ParseInt(parts[9], 10, 64)
+		g.inline = parts[10] == strconv.FormatBool(true)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("parse a signed grant: %w", err)

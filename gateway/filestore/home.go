@@ -14,6 +14,7 @@ import (
 type homeFiles struct {
 	Homes
 	org, thread string
+	version     int64                                      // to list and open; 0 for the newest with the staged files
 	dir         string                                     // empty for the home
 	limit       func(context.Context) (proto.Space, error) // of all files of the thread
 	// put is Homes.Stage, or Homes.Put for a volume: programs with read-only access to a volume see
@@ -43,7 +44,7 @@ func (t *homeFiles) wrap(err error) error {
 
 // List implements [MountFiles].
 func (t *homeFiles) List(ctx context.Context, dir string, recursive bool, each func(proto.File) error) error {
-	return t.Homes.List(ctx, t.org, t.thread, t.join(dir), recursive, func(f proto.File) error {
+	return t.Homes.List(ctx, t.org, t.thread, t.version, t.join(dir), recursive, func(f proto.File) error {
 		f.Path = t.relative(f.Path)
 		return each(f)
 	})
@@ -51,7 +52,7 @@ func (t *homeFiles) List(ctx context.Context, dir string, recursive bool, each f
 
 // Open implements [MountFiles].
 func (t *homeFiles) Open(ctx context.Context, name string) (*proto.FileContent, error) {
-	content, err := t.Homes.Open(ctx, t.org, t.thread, t.join(name))
+	content, err := t.Homes.Open(ctx, t.org, t.thread, t.version, t.join(name))
 	return content, t.wrap(err)
 }
 

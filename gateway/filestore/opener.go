@@ -21,12 +21,16 @@ const mountMemory = 4 << 20
 // files. Paths are cleaned and relative to the home. The path of the home itself is empty. Links
 // are not followed.
 type Homes interface {
-	// List calls each for the entries of a directory, or for everything below it if recursive is
-	// true. It stops if each returns an error. An unknown thread has no entries. List returns
-	// [proto.ErrNotFound] if the path does not name a directory.
-	List(ctx context.Context, org, thread, path string, recursive bool, each func(proto.File) error) error
-	// Open returns the content of a file, or [proto.ErrNotFound].
-	Open(ctx context.Context, org, thread, path string) (*proto.FileContent, error)
+	// List calls each for the entries of a directory of a version, or for everything below it if
+	// recursive is true; version 0 is the newest with the staged files. It stops if each returns an
+	// error. An unknown thread has no entries, and no numbered version. List returns a
+	// [*proto.NoVersionError], and [proto.ErrNotFound] if the path does not name a directory.
+	List(
+		ctx context.Context, org, thread string, version int64, path string, recursive bool, each func(proto.File) error,
+	) error
+	// Open returns the content of a file of a version, a [*proto.NoVersionError] or
+	// [proto.ErrNotFound].
+	Open(ctx context.Context, org, thread string, version int64, path string) (*proto.FileContent, error)
 	// Stage stores size bytes of body as a file, and creates the thread if it does not exist.
 	// Lists, downloads and the next execution then include the file. It returns a
 	// [*proto.FieldError] for an invalid file, a [*proto.StagedError] if too many files are staged,

@@ -49,6 +49,18 @@ func (f *Store) Close() {
 	f.done()
 }
 
+// At makes List and Open read a version, 0 for the newest. Only threads and volumes have versions.
+func (f *Store) At(version int64) error {
+	home, ok := f.files.(*homeFiles)
+	if !ok && version > 0 {
+		return proto.FieldErrorf("version", "must not be given: the storage connection %s has no versions", f.ID)
+	}
+	if ok {
+		home.version = version
+	}
+	return nil
+}
+
 // Begin begins a transfer, unless one is already held. end ends it.
 func (f *Store) Begin(ctx context.Context) (end func(), err error) {
 	if f.Held {
@@ -102,23 +114,26 @@ func (f *Store) List(ctx context.Context, name string, recursive bool, each func
 		file.Path = path.Join(f.prefix, file.Path)
 		return each(file)
 	})
-	if !errors.Is(err, proto.ErrNotFound) || sub == "" {
-		return f.Wrap("list files of", ignoreNotFound(err))
+	if !isNoFile(err) || sub == "" {
+		return f.Wrap("list files of", ignoreNoFile(err))
 	}
 	content, err := f.files.Open(ctx, sub)
-	if errors.Is(err, proto.ErrNotFound) {
-		return nil
-	}
 	if err != nil {
-		return f.Wrap("list files of", err)
+		return f.Wrap("list files of", ignoreNoFile(err))
 	}
 	file := content.File
 	file.Path = name
 	return each(file)
 }
 
-func ignoreNotFound(err error) error {
-	if errors.Is(err, proto.ErrNotFound) {
+// isNoFile reports whether there is nothing at a path, in files that exist.
+func isNoFile(err error) bool {
+	_, noVersion := errors.AsType[*proto.NoVersionError](err)
+	return errors.Is(err, proto.ErrNotFound) && !noVersion
+}
+
+func ignoreNoFile(err error) error {
+	if isNoFile(err) {
 		return nil
 	}
 	return err
@@ -131,7 +146,7 @@ func (f *Store) Open(ctx context.Context, name string) (*proto.FileContent, erro
 	if sub, ok := f.below(name); ok && sub != "" {
 		content, err = f.files.Open(ctx, sub)
 	}
-	if errors.Is(err, proto.ErrNotFound) {
+	if isNoFile(err) {
 		what := "thread, or no such thread"
 		if f.source != proto.SourceThread {
 			what = "storage connection"
@@ -205,6 +220,9 @@ func (f *Store) Rename(ctx context.Context, from, to string) (version int64, err
 func (f *Store) Wrap(operation string, err error) error {
 	if err == nil {
 		return nil
+	}
+	if missing, ok := errors.AsType[*proto.NoVersionError](err); ok {
+		return api.Errorf(api.CodeNotFound, "the %s %s has no version %d", f.source, proto.Shorten(f.ID), missing.Number)
 	}
 	if missing, ok := errors.AsType[*proto.NoFileError](err); ok {
 		missing.Path = path.Join(f.prefix, missing.Path)

@@ -39,6 +39,7 @@ type Routes struct {
 	Sessions Sessions
 	Members  Members
 	Keys     Keys
+	Version  string // of the program
 
 	resource *web.Resource[proto.Session, api.Session]
 }
@@ -52,6 +53,7 @@ func (s *Routes) Handlers() []web.Handler {
 		NotFound: func(string) error { return errNoSession },
 	}
 	return []web.Handler{
+		{ID: "getLogin", Handle: s.get},
 		{ID: "login", Handle: s.start},
 		{ID: "loginCallback", Handle: s.finish},
 		{ID: "createSession", Handle: s.createSession},
@@ -62,7 +64,7 @@ func (s *Routes) Handlers() []web.Handler {
 	}
 }
 
-const defaultReturn = "/docs"
+const defaultReturn = "/console/"
 
 var errNoLogin = api.Errorf(
 	api.CodeNotFound, "this server has no identity provider; sign in with an API key, or set --oidc-issuer")
@@ -78,6 +80,11 @@ func checkReturn(path string) error {
 }
 
 const maxReturn = 1024
+
+// get tells a page how people can sign in.
+func (s *Routes) get(w http.ResponseWriter, _ *web.Request) error {
+	return web.WriteValue(w, http.StatusOK, api.Login{OIDC: s.Provider != nil, Version: s.Version})
+}
 
 // start sends a browser to the identity provider.
 func (s *Routes) start(w http.ResponseWriter, r *web.Request) error {

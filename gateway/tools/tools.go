@@ -169,6 +169,9 @@ func (s *Routes) ListFiles(_ context.Context, call *mcp.Call, req *api.FileListR
 		return nil, err
 	}
 	defer from.Close()
+	if err := from.At(req.Version); err != nil {
+		return nil, err
+	}
 	err = from.List(call.HTTP.Context(), dir, req.Recursive, func(f proto.File) error {
 		if len(files.Files) == api.MaxToolFiles {
 			files.Truncated = true

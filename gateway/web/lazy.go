@@ -4,6 +4,7 @@ import (
 	"mime"
 	"net/http"
 	"strings"
+	"unicode"
 )
 
 // LazyWriter begins an answer at its first byte, so that an earlier error can still be answered.
@@ -42,16 +43,19 @@ func (l *LazyWriter) Begin() error {
 	return err
 }
 
-// Attachment returns the Content-Disposition of a file. Its name may have any characters.
-func Attachment(name string) string {
-	// Replace the characters that some browsers do not accept.
+// Attachment returns the Content-Disposition of a file to save. Its name may have any characters.
+func Attachment(name string) string { return disposition("attachment", name) }
+
+// disposition returns the Content-Disposition of a file. It replaces characters in its name that some
+// browsers do not accept, and those that change the order in which a name is shown.
+func disposition(kind, name string) string {
 	name = strings.Map(func(r rune) rune {
-		if r < ' ' || r == '\\' || r == '"' || r == 0x7f {
+		if unicode.IsControl(r) || r == '\\' || r == '"' || unicode.Is(unicode.Bidi_Control, r) {
 			return '_'
 		}
 		return r
 	}, name)
-	return mime.FormatMediaType("attachment", map[string]string{"filename": name})
+	return mime.FormatMediaType(kind, map[string]string{"filename": name})
 }
 
 // TarAnswer returns a writer that answers a request with a tar. Before the first write, the answer

@@ -34,14 +34,18 @@ func PartOf(w http.ResponseWriter, r *Request, size int64, tag string) (*Part, e
 
 // WriteHeader begins the answer with a part of a file, as a download with a name.
 func (p *Part) WriteHeader(w http.ResponseWriter, name string) {
+	p.begin(w, typeBytes, Attachment(name))
+}
+
+func (p *Part) begin(w http.ResponseWriter, mediaType, disposition string) {
 	h, status := w.Header(), http.StatusOK
 	if !p.whole {
 		status = http.StatusPartialContent
 		h.Set("Content-Range", fmt.Sprintf("bytes %d-%d/%d", p.Offset, p.Offset+p.Length-1, p.size))
 	}
 	h.Set("Content-Length", strconv.FormatInt(p.Length, 10))
-	h.Set("Content-Type", "application/octet-stream")
-	h.Set("Content-Disposition", Attachment(name))
+	h.Set("Content-Type", mediaType)
+	h.Set("Content-Disposition", disposition)
 	h.Set("Cache-Control", "private, no-store")
 	h.Set("Accept-Ranges", "bytes")
 	w.WriteHeader(status)

@@ -29,6 +29,7 @@ type FileListRequest struct {
 	FileRequest
 	Path      string `json:"path,omitempty" maxLength:"4096" format:"path" doc:"Absent: the home or the connection itself. Relative to it, or absolute, with or without the home or /data/{slug} in front; up to 4,096 bytes and 512 components of up to 255 bytes, none of them .., without NUL."`
 	Recursive bool   `json:"recursive,omitempty" default:"false"`
+	Version   int64  `json:"version,omitempty" minimum:"1" must:"be a whole number, at least 1" doc:"A version of the thread or volume. Absent: the newest, and of a thread also the uploads that are in no version yet. Buckets and directories have none."`
 }
 
 // FileDeleteRequest asks to delete what is at a path.
@@ -48,7 +49,9 @@ type FileRenameRequest struct {
 // FileDownloadRequest asks for a URL to download a file from.
 type FileDownloadRequest struct {
 	FileRequest
-	Path string `json:"path" required:"true" minLength:"1" maxLength:"4096" format:"path" doc:"As in a list of files."`
+	Path    string `json:"path" required:"true" minLength:"1" maxLength:"4096" format:"path" doc:"As in a list of files."`
+	Version int64  `json:"version,omitempty" minimum:"1" must:"be a whole number, at least 1" doc:"As in a list of files."`
+	Inline  bool   `json:"inline,omitempty" default:"false" doc:"The URL answers with the media type of pictures, PDF, HTML, CSV, sound, video and text, for a frame or a picture of a page of this server. The content cannot run scripts or load anything. Other files are saved."`
 }
 
 // FileUploadRequest asks for a URL to upload a file to.

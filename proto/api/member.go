@@ -154,6 +154,12 @@ type Caller struct {
 	Session *Session      `json:"session" doc:"Null for a request with an API key."`
 }
 
+// Login tells how people can sign in.
+type Login struct {
+	OIDC    bool   `json:"oidc" doc:"The server has an identity provider: open /login in a browser. An API key always works."`
+	Version string `json:"version" doc:"The version of the server."`
+}
+
 // NewCaller returns the form of who sends a request. session is nil for a request with an API key.
 func NewCaller(k *proto.Key, session *proto.Session) Caller {
 	c := Caller{KeyID: k.ID, Name: k.Name, Org: k.Org, Scopes: k.Scopes, Global: k.Global}

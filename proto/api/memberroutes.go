@@ -25,6 +25,11 @@ func sessionRoutes() []Route {
 	}
 	return []Route{
 		{
+			Method: http.MethodGet, Path: "/v1/login", ID: "getLogin", Tag: tagSessions, Public: true,
+			Summary: "How to sign in", Doc: "For a page on which people sign in. Anybody may read it.",
+			Responses: ok("The ways to sign in.", Login{OIDC: true, Version: "v1.0.0"}),
+		},
+		{
 			Method: http.MethodGet, Path: "/login", ID: "login", Tag: tagSessions, Public: true,
 			Summary: "Sign in at the identity provider",
 			Doc: "For browsers. The provider sends the browser back to /login/callback, which starts a session. 404 if the " +
@@ -32,7 +37,7 @@ func sessionRoutes() []Route {
 			Params: []Param{
 				query("org", "The organisation to sign in to, for a member of several.", text()),
 				query("return", "The path on this server to go to after the login.",
-					object{"type": "string", "pattern": "^/", "default": "/docs"}),
+					object{"type": "string", "pattern": "^/", "default": "/console/"}),
 			},
 			Responses: []Response{{
 				Status: http.StatusFound, Doc: "To the provider.",

@@ -792,8 +792,12 @@ func fileRoutes() []Route {
 	}
 	token := "The signed grant."
 	headers := map[string]string{
-		"Content-Disposition": "attachment, with the file's name.",
+		"Content-Disposition": "attachment, or inline if the URL was made so, with the file's name.",
 		"ETag":                "Identifies the content.", "Accept-Ranges": "bytes",
+	}
+	contents := map[string]string{
+		"application/octet-stream": "", "application/pdf": "", "audio/*": "", "image/*": "", "text/*": "",
+		"video/*": "",
 	}
 	partHeaders := maps.Clone(headers)
 	partHeaders["Content-Range"] = "The position of the range in the file."
@@ -805,7 +809,7 @@ func fileRoutes() []Route {
 			Doc: "One complete directory level, or everything below with recursive. The list of a file's path is that file; " +
 				"the list of a path without a " +
 				"file, or of an unknown thread, is empty. The list shows the newest version, also while an execution runs, and " +
-				"later uploads. " +
+				"later uploads; or the version of the request, 404 if it is not stored. " +
 				"Names that are not UTF-8 contain U+FFFD. Of a storage connection, an API key with a prefix sees what is below " +
 				"it and the directories " +
 				"that lead there; a connection that the key does not have is a 404. Only the entries of threads and volumes are " +
@@ -836,7 +840,9 @@ func fileRoutes() []Route {
 			Scope: proto.ScopeFiles, Summary: "Get a URL to download a file from",
 			Doc: "The URL is valid for 15 minutes. It needs no API key, but it ends when the key that requested " +
 				"it is revoked or loses the storage connection. It returns the content at the time of the " +
-				"download. Links are not followed.",
+				"download, or with a version the content of that. Links are not followed. With inline, pages of this " +
+				"server can show the file: the answer has its media type and a Content-Security-Policy with which it " +
+				"runs no scripts and sends no requests.",
 			Request:   FileDownloadRequest{FileRequest: file, Path: "data/out.csv"},
 			Responses: ok("The URL.", SignedURL{signed.URL, http.MethodGet, []Header{}, signed.ExpiresAt}), Errors: fileErrors,
 		},
@@ -876,12 +882,10 @@ func fileRoutes() []Route {
 			},
 			Responses: []Response{
 				{
-					Status: http.StatusOK, Doc: "The file.", Text: map[string]string{"application/octet-stream": ""},
-					Headers: headers,
+					Status: http.StatusOK, Doc: "The file.", Text: contents, Headers: headers,
 				},
 				{
-					Status: http.StatusPartialContent, Doc: "The range.", Text: map[string]string{"application/octet-stream": ""},
-					Headers: partHeaders,
+					Status: http.StatusPartialContent, Doc: "The range.", Text: contents, Headers: partHeaders,
 				},
 			},
 			Errors: []int{

@@ -35,9 +35,11 @@ type Threads interface {
 
 // Files reads the files of threads.
 type Files interface {
-	// List calls each for the entries of a directory. It stops at an error of each. It returns
-	// [proto.ErrNotFound] if the path does not name a directory.
-	List(ctx context.Context, org, thread, path string, recursive bool, each func(proto.File) error) error
+	// List calls each for the entries of a directory of a version, 0 for the newest. It stops at an
+	// error of each. It returns [proto.ErrNotFound] if the path does not name a directory.
+	List(
+		ctx context.Context, org, thread string, version int64, path string, recursive bool, each func(proto.File) error,
+	) error
 }
 
 // Transfers limits what each organisation transfers at a time.
@@ -129,7 +131,7 @@ func (a *Admission) hasVolumePath(ctx context.Context, org string, m *proto.Moun
 	_, err := a.Threads.Get(ctx, org, thread)
 	if err == nil {
 		enough := errors.New("it has an entry")
-		err = a.Files.List(ctx, org, thread, m.Prefix, false, func(proto.File) error { return enough })
+		err = a.Files.List(ctx, org, thread, 0, m.Prefix, false, func(proto.File) error { return enough })
 		if errors.Is(err, enough) {
 			err = nil
 		}

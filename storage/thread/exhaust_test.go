@@ -59,7 +59,7 @@ func TestLongPaths(t *testing.T) {
 	before := live()
 	var paths weigher
 	n := 0
-	check(t, w.versions.List(w.ctx, org, "t", "", true, func(f proto.File) error {
+	check(t, w.versions.List(w.ctx, org, "t", 0, "", true, func(f proto.File) error {
 		n++
 		_, err := io.WriteString(&paths, f.Path)
 		return err
@@ -73,7 +73,7 @@ func TestLongPaths(t *testing.T) {
 		t.Errorf("an archive of %d MiB takes %d MiB", archive.written/mib, (archive.most-before)/mib)
 	}
 	stop := errors.New("gone")
-	if err := w.versions.List(w.ctx, org, "t", "", true, func(proto.File) error { return stop }); !errors.Is(err, stop) {
+	if err := w.versions.List(w.ctx, org, "t", 0, "", true, func(proto.File) error { return stop }); !errors.Is(err, stop) {
 		t.Error(err)
 	}
 }

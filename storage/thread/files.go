@@ -26,18 +26,17 @@ func (v *Versions) currentTree(ctx context.Context, head *proto.Thread) (*tree, 
 	return t.with(head.Staged)
 }
 
-// List calls f for every name in a directory of a home, or with recursive for everything below it,
-// in ascending order. It stops at the first error of f and returns it. The path is relative to the
-// home and clean; the empty path is the home. Staged files are listed as part of the home. An
-// unknown thread has no files. If the path is not a directory, the error wraps [proto.ErrNotFound].
-func (v *Versions) List(ctx context.Context, org, thread, path string, recursive bool, f func(proto.File) error) error {
-	head, err := v.Heads.Get(ctx, org, thread)
-	if errors.Is(err, proto.ErrNotFound) {
+// List calls f for every name in a directory of a version of a home, or with recursive for
+// everything below it, in ascending order. It stops at the first error of f and returns it. The path
+// is relative to the home and clean; the empty path is the home. Number 0 is the current home
+// including staged files, and empty for an unknown thread. If there is no such version, the error is
+// a [*proto.NoVersionError]. If the path is not a directory, the error wraps [proto.ErrNotFound].
+func (v *Versions) List(
+	ctx context.Context, org, thread string, number int64, path string, recursive bool, f func(proto.File) error,
+) error {
+	t, err := v.numberedTree(ctx, org, thread, number)
+	if number == 0 && errors.Is(err, proto.ErrNotFound) {
 		return nil
-	}
-	var t *tree
-	if err == nil {
-		t, err = v.currentTree(ctx, head)
 	}
 	if err != nil {
 		return fmt.Errorf("list files of thread %s: %w", thread, err)
@@ -81,14 +80,13 @@ func (n *node) file(path string) proto.File {
 	return f
 }
 
-// Open opens a file in a home, including staged files. It does not follow symlinks. If the path is
-// not a regular file, the error wraps [proto.ErrNotFound].
-func (v *Versions) Open(ctx context.Context, org, thread, path string) (*proto.FileContent, error) {
-	head, err := v.Heads.Get(ctx, org, thread)
-	var t *tree
-	if err == nil {
-		t, err = v.currentTree(ctx, head)
-	}
+// Open opens a file in a version of a home. Number 0 is the current home including staged files. It
+// does not follow symlinks. If there is no such version, the error is a [*proto.NoVersionError]. If
+// the path is not a regular file, the error wraps [proto.ErrNotFound].
+func (v *Versions) Open(
+	ctx context.Context, org, thread string, number int64, path string,
+) (*proto.FileContent, error) {
+	t, err := v.numberedTree(ctx, org, thread, number)
 	if err != nil {
 		return nil, fmt.Errorf("open a file of thread %s: %w", thread, err)
 	}
@@ -149,6 +147,9 @@ func (v *Versions) archive(ctx context.Context, t *tree, thread string, w io.Wri
 // numberedTree returns the tree of a version, or with number 0 of the current home.
 func (v *Versions) numberedTree(ctx context.Context, org, thread string, number int64) (*tree, error) {
 	head, err := v.Heads.Get(ctx, org, thread)
+	if number > 0 && errors.Is(err, proto.ErrNotFound) {
+		return nil, &proto.NoVersionError{Number: number}
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -177,8 +178,8 @@ func (v *Versions) version(ctx context.Context, head *proto.Thread, number int64
 		}
 		return &m.Version, nil
 	}
-	return nil, fmt.Errorf("version %d (the newest is %d; %d before it are stored): %w",
-		number, head.Number(), len(head.History), proto.ErrNotFound)
+	return nil, fmt.Errorf("%w (the newest is %d; %d before it are stored)", &proto.NoVersionError{Number: number},
+		head.Number(), len(head.History))
 }
 
 // archive writes a tree as a tar.

@@ -173,7 +173,7 @@ func files(t *rapid.T, w *world, id, dir string) {
 		if f.IsDirectory != info.IsDir() || !f.Modified.Equal(info.ModTime()) || !info.IsDir() && f.Size != info.Size() {
 			t.Fatalf("%+v is %v", f, info)
 		}
-		_, err := w.versions.Open(w.ctx, org, id, f.Path)
+		_, err := w.versions.Open(w.ctx, org, id, 0, f.Path)
 		switch {
 		case info.IsDir():
 			files(t, w, id, f.Path)
@@ -194,7 +194,7 @@ func files(t *rapid.T, w *world, id, dir string) {
 // ranges compares a file and ranges of it.
 func ranges(t fatal, w *world, id, path string, want []byte) {
 	t.Helper()
-	f := must[*proto.FileContent](t)(w.versions.Open(w.ctx, org, id, path))
+	f := must[*proto.FileContent](t)(w.versions.Open(w.ctx, org, id, 0, path))
 	size := int64(len(want))
 	if f.Size != size {
 		t.Fatalf("%q has %d bytes, want %d", path, f.Size, size)
@@ -336,12 +336,12 @@ func TestNotFound(t *testing.T) {
 		check(t, os.Mkdir(root+"/d", 0o755), os.WriteFile(root+"/d/f", nil, 0o644), os.Symlink("d", root+"/l"))
 	})
 	for _, path := range []string{"x", "d/f", "d/f/x", "l", "l/f", "..", "/", "d/", "/d"} {
-		if err := w.versions.List(w.ctx, org, "t", path, false, nil); !errors.Is(err, proto.ErrNotFound) {
+		if err := w.versions.List(w.ctx, org, "t", 0, path, false, nil); !errors.Is(err, proto.ErrNotFound) {
 			t.Errorf("list %q: %v", path, err)
 		}
 	}
 	for _, path := range []string{"", "x", "d", "l", "l/f", "d/f/x", "../t"} {
-		if _, err := w.versions.Open(w.ctx, org, "t", path); !errors.Is(err, proto.ErrNotFound) {
+		if _, err := w.versions.Open(w.ctx, org, "t", 0, path); !errors.Is(err, proto.ErrNotFound) {
 			t.Errorf("open %q: %v", path, err)
 		}
 	}
@@ -349,9 +349,44 @@ func TestNotFound(t *testing.T) {
 		if err := w.versions.Archive(w.ctx, org, "t", number, "", io.Discard); !errors.Is(err, proto.ErrNotFound) {
 			t.Errorf("version %d: %v", number, err)
 		}
+		noVersion := func(err error) bool {
+			missing, ok := errors.AsType[*proto.NoVersionError](err)
+			return ok && missing.Number == number && errors.Is(err, proto.ErrNotFound)
+		}
+		if err := w.versions.List(w.ctx, org, "t", number, "", false, nil); !noVersion(err) {
+			t.Errorf("list version %d: %v", number, err)
+		}
+		if _, err := w.versions.Open(w.ctx, org, "t", number, "d/f"); !noVersion(err) {
+			t.Errorf("open a file of version %d: %v", number, err)
+		}
 	}
-	if _, err := w.versions.Open(w.ctx, "other", "t", "d/f"); !errors.Is(err, proto.ErrNotFound) {
+	if err := w.versions.List(w.ctx, org, "none", 1, "", false, nil); !errors.Is(err, proto.ErrNotFound) {
+		t.Errorf("version of an unknown thread: %v", err)
+	}
+	if _, err := w.versions.Open(w.ctx, "other", "t", 0, "d/f"); !errors.Is(err, proto.ErrNotFound) {
 		t.Errorf("thread of another organisation: %v", err)
+	}
+}
+
+// An earlier version is listed and read as it was, without files that were staged later.
+func TestFilesOfVersion(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.write(t, "t", "a", "one")
+	w.write(t, "t", "a", "second")
+	w.run(t, "t", func(root string) { check(t, os.Remove(root+"/a")) })
+	w.stage(t, "t", "later", "x")
+	for number, want := range map[int64]string{1: "a one", 2: "a second", 3: "", 0: "later x"} {
+		got := ""
+		check(t, w.versions.List(w.ctx, org, "t", number, "", true, func(f proto.File) error {
+			c := must[*proto.FileContent](t)(w.versions.Open(w.ctx, org, "t", number, f.Path))
+			body := must[[]byte](t)(part(w.ctx, c, 0, c.Size))
+			got += f.Path + " " + string(body)
+			return nil
+		}))
+		if got != want {
+			t.Errorf("version %d: %q, want %q", number, got, want)
+		}
 	}
 }
 
@@ -479,7 +514,7 @@ func TestLimits(t *testing.T) {
 		}
 	})
 	w.versions.Limits.Entries = 15 // enough for each layer
-	if err := w.versions.List(w.ctx, org, "t", "", false, nil); !errors.Is(err, layer.ErrLimit) {
+	if err := w.versions.List(w.ctx, org, "t", 0, "", false, nil); !errors.Is(err, layer.ErrLimit) {
 		t.Error(err)
 	}
 }
@@ -499,7 +534,7 @@ func TestCorruption(t *testing.T) {
 	read := func() (errs int) {
 		w.versions = &thread.Versions{Blobs: w.versions.Blobs, Heads: w.heads, Limits: unlimited} // with empty caches
 		for name, content := range files {
-			f, err := w.versions.Open(w.ctx, org, "t", name)
+			f, err := w.versions.Open(w.ctx, org, "t", 0, name)
 			var got []byte
 			if err == nil {
 				got, err = part(w.ctx, f, 0, f.Size)
@@ -557,14 +592,14 @@ func TestLostBlobs(t *testing.T) {
 		for _, key := range w.backend.keys(prefix) {
 			check(t, w.backend.Delete(w.ctx, key))
 		}
-		f := must[*proto.FileContent](t)(w.versions.Open(w.ctx, org, "t", name))
+		f := must[*proto.FileContent](t)(w.versions.Open(w.ctx, org, "t", 0, name))
 		_, err := part(w.ctx, f, 0, f.Size)
 		lost("read "+name, prefix, err)
 		lost("archive without "+name, "/"+org+"/", w.versions.Archive(w.ctx, org, "t", 0, "", io.Discard))
 	}
 	w.versions = &thread.Versions{Blobs: w.versions.Blobs, Heads: w.heads, Limits: unlimited}
-	lost("list", "layers/", w.versions.List(w.ctx, org, "t", "", false, nil))
-	_, err := w.versions.Open(w.ctx, org, "t", "small")
+	lost("list", "layers/", w.versions.List(w.ctx, org, "t", 0, "", false, nil))
+	_, err := w.versions.Open(w.ctx, org, "t", 0, "small")
 	lost("open", "layers/", err)
 	lost("archive", "layers/", w.versions.Archive(w.ctx, org, "t", 0, "", io.Discard))
 	lost("upload that may exceed the limit", "layers/", w.versions.CheckSpace(w.ctx, org, "t", "more", 1, proto.Space{}))

@@ -329,7 +329,7 @@ func (w *world) write(tb fatal, id, name, content string) *proto.Thread {
 func (w *world) list(tb fatal, id, dir string, recursive bool) []proto.File {
 	tb.Helper()
 	var all []proto.File
-	check(tb, w.versions.List(w.ctx, org, id, dir, recursive, func(f proto.File) error {
+	check(tb, w.versions.List(w.ctx, org, id, 0, dir, recursive, func(f proto.File) error {
 		all = append(all, f)
 		return nil
 	}))
@@ -462,7 +462,7 @@ func same(tb fatal, got, want map[string]string) {
 // content reads a whole file.
 func (w *world) content(tb fatal, id, path string) string {
 	tb.Helper()
-	f := must[*proto.FileContent](tb)(w.versions.Open(w.ctx, org, id, path))
+	f := must[*proto.FileContent](tb)(w.versions.Open(w.ctx, org, id, 0, path))
 	return string(must[[]byte](tb)(part(w.ctx, f, 0, f.Size)))
 }
 

@@ -21,7 +21,7 @@ func (w *world) stageIf(id, path, tag, content string) error {
 // tag returns the tag of a file, empty if there is none.
 func (w *world) tag(tb fatal, id, path string) string {
 	tb.Helper()
-	f, err := w.versions.Open(w.ctx, org, id, path)
+	f, err := w.versions.Open(w.ctx, org, id, 0, path)
 	if errors.Is(err, proto.ErrNotFound) {
 		return ""
 	}
@@ -183,7 +183,7 @@ func TestStageIfUnchangedRaces(t *testing.T) {
 		work.Go(func() {
 			for line := 0; line < lines; {
 				text := ""
-				f, err := w.versions.Open(w.ctx, org, "t", "f")
+				f, err := w.versions.Open(w.ctx, org, "t", 0, "f")
 				tag := ""
 				if err == nil {
 					tag = f.Tag
