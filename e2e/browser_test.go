@@ -212,8 +212,8 @@ func (p *tab) gone(text string) {
 func (p *tab) press(text string) {
 	p.t.Helper()
 	click := fmt.Sprintf(`(() => {
-		const all = [...document.querySelectorAll("dialog[open] button, dialog[open] a")];
-		const list = all.length ? all : [...document.querySelectorAll("button, a")];
+		const at = document.querySelector("dialog[open]") ?? document;
+		const list = [...at.querySelectorAll("button"), ...at.querySelectorAll("a")];
 		const found = list.find((e) => e.innerText.trim() === %s && !e.disabled && e.checkVisibility());
 		found?.click();
 		return !!found;
@@ -229,10 +229,11 @@ func (p *tab) has(selector string) bool {
 	return evaluate[bool](p, "!!document.querySelector("+quoted(selector)+")")
 }
 
-// fill writes into the field of a selector as a person would.
+// fill replaces the content of the field of a selector as a person would.
 func (p *tab) fill(selector, text string) {
 	p.t.Helper()
-	p.do(chromedp.WaitVisible(chromedp.CSS(selector)), chromedp.Focus(chromedp.CSS(selector)))
+	p.do(chromedp.WaitVisible(chromedp.CSS(selector)))
+	evaluate[any](p, "document.querySelector("+quoted(selector)+").select()")
 	p.insert(text)
 }
 
