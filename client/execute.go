@@ -56,6 +56,11 @@ func (c *Client) Get(ctx context.Context, id proto.TraceID) (*api.Execution, err
 	return read[api.Execution](ctx, c, executionPath(id))
 }
 
+// Request returns what was submitted for an execution, without the values of environment variables.
+func (c *Client) Request(ctx context.Context, id proto.TraceID) (*api.SubmittedRequest, error) {
+	return read[api.SubmittedRequest](ctx, c, executionPath(id)+"/request")
+}
+
 // Wait returns an execution when it has ended.
 func (c *Client) Wait(ctx context.Context, id proto.TraceID) (*api.Execution, error) {
 	for {

@@ -73,6 +73,7 @@ func accessTable() map[string]access {
 
 		"listExecutions":     {scope: read},
 		"getExecution":       {scope: read, path: "/v1/executions/{execution}"},
+		"getRequest":         {scope: read, path: "/v1/executions/{execution}/request"},
 		"getOutput":          {scope: read, path: "/v1/executions/{execution}/output"},
 		"getStdout":          {scope: read, path: "/v1/executions/{execution}/output/stdout"},
 		"getStderr":          {scope: read, path: "/v1/executions/{execution}/output/stderr"},

@@ -236,6 +236,13 @@ func executionRoutes() []Route {
 		},
 		Status: proto.StatusSuccess, Attempt: 1, StartedAt: &start, CompletedAt: &ended, Result: &result,
 	}, "", nil, ended)
+	request := NewSubmittedRequest(&proto.Record{
+		Meta: proto.Meta{
+			TraceID: exampleTrace, Mode: proto.ModeInline, Language: proto.Bash, Timeout: 10, MaxAttempts: 1,
+			Profile: proto.DefaultProfileName,
+		},
+		Request: &proto.Request{Code: "echo $NAME", Requested: proto.Requested{EnvNames: []string{"NAME"}}},
+	})
 	traceID := "The execution's trace id."
 	place := &proto.QueuePlace{
 		TraceID: exampleTrace, Class: proto.ClassBackground, CreatedAt: start, Position: 12,
@@ -300,6 +307,14 @@ func executionRoutes() []Route {
 			Params: []Param{query("wait", "Seconds to wait for the end of the execution.",
 				object{"type": "integer", "minimum": 0, "maximum": 60, "default": 0})},
 			Responses: ok("The execution as it is now.", execution), Errors: []int{http.StatusNotFound},
+		},
+		{
+			Method: http.MethodGet, Path: "/v1/executions/{id}/request", ID: "getRequest", Tag: tagExecutions,
+			Scope: proto.ScopeRead, Summary: "Look at the request of an execution", PathDoc: traceID, Traced: true,
+			Doc: fmt.Sprintf("The program with everything that was submitted with it, to show it or to run it again. 404 if "+
+				"code, args and stdin have more than %d bytes together; for an item of a batch and for a live sandbox; and "+
+				"for an execution of a version without this route.", proto.MaxKeptRequest),
+			Responses: ok("The request.", request), Errors: []int{http.StatusNotFound},
 		},
 		{
 			Method: http.MethodGet, Path: "/v1/executions/{id}/output", ID: "getOutput", Tag: tagExecutions,
