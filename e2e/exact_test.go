@@ -62,7 +62,7 @@ func testExactRequest(t *testing.T, a *api) {
 	}
 	t.Run("running", func(t *testing.T) {
 		id := a.submit(bash("echo up; sleep 60"))
-		a.printed(id, "up\n")
+		a.printed(id, "up")
 		a.get(execution(id, "request")).into(t, &struct{}{})
 		a.cancelled(id)
 	})
