@@ -90,6 +90,12 @@ func (c *Client) Delivery(ctx context.Context, id proto.TraceID) (*api.Delivery,
 	return read[api.Delivery](ctx, c, executionPath(id)+"/webhook")
 }
 
+// DeliveryBody returns the body that the webhook of an execution sends.
+func (c *Client) DeliveryBody(ctx context.Context, id proto.TraceID) ([]byte, error) {
+	body, _, err := c.bytes(ctx, call{method: http.MethodGet, path: executionPath(id) + "/webhook/body", resend: true})
+	return body, err
+}
+
 // ReplayDelivery sends the webhook of an execution again.
 func (c *Client) ReplayDelivery(ctx context.Context, id proto.TraceID) (*api.Delivery, error) {
 	return get[api.Delivery](ctx, c, call{method: http.MethodPost, path: executionPath(id) + "/webhook/replay"})

@@ -82,6 +82,8 @@ func accessTable() map[string]access {
 		"getChanges":         {scope: read, endless: true},
 		"getUsage":           {scope: read},
 		"getDelivery":        {scope: read, path: "/v1/executions/{execution}/webhook"},
+		"getDeliveryBody":    {scope: read, path: "/v1/executions/{execution}/webhook/body"},
+		"listDeliveries":     {scope: read},
 		"getWebhook":         {scope: read},
 		"listEndpoints":      {scope: read},
 		"listBatches":        {scope: read},
