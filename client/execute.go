@@ -56,6 +56,11 @@ func (c *Client) Get(ctx context.Context, id proto.TraceID) (*api.Execution, err
 	return read[api.Execution](ctx, c, executionPath(id))
 }
 
+// Request returns what was submitted for an execution, without the values of environment variables.
+func (c *Client) Request(ctx context.Context, id proto.TraceID) (*api.SubmittedRequest, error) {
+	return read[api.SubmittedRequest](ctx, c, executionPath(id)+"/request")
+}
+
 // Wait returns an execution when it has ended.
 func (c *Client) Wait(ctx context.Context, id proto.TraceID) (*api.Execution, error) {
 	for {
@@ -83,6 +88,12 @@ func (c *Client) Cancel(ctx context.Context, id proto.TraceID) (*api.Cancelled, 
 // Delivery returns the webhook of an execution.
 func (c *Client) Delivery(ctx context.Context, id proto.TraceID) (*api.Delivery, error) {
 	return read[api.Delivery](ctx, c, executionPath(id)+"/webhook")
+}
+
+// DeliveryBody returns the body that the webhook of an execution sends.
+func (c *Client) DeliveryBody(ctx context.Context, id proto.TraceID) ([]byte, error) {
+	body, _, err := c.bytes(ctx, call{method: http.MethodGet, path: executionPath(id) + "/webhook/body", resend: true})
+	return body, err
 }
 
 // ReplayDelivery sends the webhook of an execution again.

@@ -2,6 +2,7 @@ package client
 
 import (
 	"context"
+	"iter"
 	"net/http"
 	"net/url"
 	"time"
@@ -56,6 +57,18 @@ func (c *Client) RemoveWebhook(ctx context.Context, key string) error {
 // TestWebhook sends a test to the key's URL, and returns the attempt.
 func (c *Client) TestWebhook(ctx context.Context) (*api.DeliveryAttempt, error) {
 	return get[api.DeliveryAttempt](ctx, c, call{method: http.MethodPost, path: webhookPath + "/test"})
+}
+
+// Deliveries returns the webhooks of the key's organisation with a status, or all if it is empty, those
+// that changed last first.
+func (c *Client) Deliveries(
+	ctx context.Context, status proto.DeliveryStatus,
+) iter.Seq2[api.ListedDelivery, error] {
+	query := largestPages()
+	if status != "" {
+		query.Set("status", string(status))
+	}
+	return pages[api.ListedDelivery](ctx, c, webhookPath+"/deliveries", "deliveries", query)
 }
 
 // ReplayFailed replays one page of the webhooks that have failed since a time. The page starts at

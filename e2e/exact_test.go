@@ -4,7 +4,11 @@ import (
 	"bytes"
 	"crypto/rand"
 	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"maps"
 	"net/http"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -12,6 +16,57 @@ import (
 
 	"github.com/bullpen-run/bullpen/proto"
 )
+
+// testExactRequest reads back what was submitted, up to the size that is kept.
+func testExactRequest(t *testing.T, a *api) {
+	secret := proto.NewKeySecret("local") // random
+	program := bash("printf '\u00e9 < > \u2028'; cat >/dev/null # \x00").and(
+		"args", []string{"", "a\nb", "\u00e9"}, "stdin", "", "env_vars", request{"B": secret, "A": secret},
+		"metadata", request{"k": "v"}, "timeout", 30, "kill_grace", 1, "max_attempts", 2, "thread_id", "exact-request")
+	left := proto.MaxKeptRequest - len(program["code"].(string)) - len("a\nb\u00e9")
+	program["stdin"] = strings.Repeat("\x00", left)
+	submit := map[string]func(request) string{
+		"inline": func(r request) string { return a.execute(r).trace(t) },
+		"async":  func(r request) string { id := a.submit(r); a.ended(id); return id },
+	}
+	for mode, run := range submit {
+		t.Run(mode, func(t *testing.T) {
+			r := a.get(execution(run(program), "request"))
+			var got map[string]any
+			r.into(t, &got)
+			want := maps.Clone(program)
+			delete(want, "env_vars")
+			text, err := json.Marshal(want)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var submitted map[string]any
+			if err := json.Unmarshal(text, &submitted); err != nil {
+				t.Fatal(err)
+			}
+			for name, value := range submitted {
+				if !reflect.DeepEqual(got[name], value) {
+					t.Errorf("%s is %s, want %s", name, short(fmt.Sprint(got[name])), short(fmt.Sprint(value)))
+				}
+			}
+			if names := fmt.Sprint(got["env_names"]); names != "[A B]" || bytes.Contains(r.body, []byte(secret)) {
+				t.Errorf("env_names are %s, and the values are there: %v", names, bytes.Contains(r.body, []byte(secret)))
+			}
+			again := a.execute(r.body)
+			if again.status != http.StatusOK {
+				t.Errorf("run again: %s", again)
+			}
+			larger := program.and("stdin", strings.Repeat("\x00", left+1))
+			a.get(execution(run(larger), "request")).rejection(t, http.StatusNotFound, "not_found")
+		})
+	}
+	t.Run("running", func(t *testing.T) {
+		id := a.submit(bash("echo up; sleep 60"))
+		a.printed(id, "up")
+		a.get(execution(id, "request")).into(t, &struct{}{})
+		a.cancelled(id)
+	})
+}
 
 // testExactOutput prints random bytes in each mode, and characters a byte at a time, and reads them as
 // they were.

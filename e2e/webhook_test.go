@@ -156,8 +156,12 @@ type delivery struct {
 	Reason       *string `json:"reason"`
 	AttemptsMade int     `json:"attempts_made"`
 	Attempts     []struct {
-		Number int  `json:"number"`
-		Status *int `json:"status"`
+		Number  int  `json:"number"`
+		Status  *int `json:"status"`
+		Request struct {
+			Method  string
+			Headers map[string]string
+		} `json:"request"`
 	} `json:"attempts"`
 }
 
@@ -243,6 +247,24 @@ func testWebhooks(t *testing.T, p *programs, in topology) {
 	d.check(t, proto.DeliveryDelivered, 1)
 	if d.WebhookID != got.id || d.URL != rec.url+"/200" {
 		t.Errorf("%+v", d)
+	}
+	// What was sent can be read, without the signatures.
+	if r := sys.get(execution(id, "webhook", "body")); string(r.body) != string(got.body) {
+		t.Errorf("%s, sent was %s", r, got.body)
+	}
+	for name, value := range d.Attempts[0].Request.Headers {
+		if sent := got.header.Get(name); sent == "" || (sent != value) != (value == "[redacted]") {
+			t.Errorf("%s: %q was sent, %q is recorded", name, sent, value)
+		}
+	}
+	if r := d.Attempts[0].Request; r.Method != http.MethodPost || r.Headers["Webhook-Signature"] != "[redacted]" ||
+		r.Headers["Webhook-Id"] != got.id {
+		t.Errorf("%+v", r)
+	}
+	var list struct{ Deliveries []delivery }
+	if sys.get("/v1/webhook/deliveries?status=delivered").into(t, &list); len(list.Deliveries) != 1 ||
+		list.Deliveries[0].WebhookID != got.id {
+		t.Errorf("%+v", list)
 	}
 	if r := string(sys.get(execution(id)).body); !strings.Contains(r, `"webhook_delivery_status":"delivered"`) ||
 		!strings.Contains(r, `"webhook_url":"`+rec.url+`/200"`) {

@@ -73,6 +73,7 @@ func accessTable() map[string]access {
 
 		"listExecutions":     {scope: read},
 		"getExecution":       {scope: read, path: "/v1/executions/{execution}"},
+		"getRequest":         {scope: read, path: "/v1/executions/{execution}/request"},
 		"getOutput":          {scope: read, path: "/v1/executions/{execution}/output"},
 		"getStdout":          {scope: read, path: "/v1/executions/{execution}/output/stdout"},
 		"getStderr":          {scope: read, path: "/v1/executions/{execution}/output/stderr"},
@@ -81,6 +82,8 @@ func accessTable() map[string]access {
 		"getChanges":         {scope: read, endless: true},
 		"getUsage":           {scope: read},
 		"getDelivery":        {scope: read, path: "/v1/executions/{execution}/webhook"},
+		"getDeliveryBody":    {scope: read, path: "/v1/executions/{execution}/webhook/body"},
+		"listDeliveries":     {scope: read},
 		"getWebhook":         {scope: read},
 		"listEndpoints":      {scope: read},
 		"listBatches":        {scope: read},

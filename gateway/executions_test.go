@@ -98,6 +98,62 @@ func TestExecutionJSON(t *testing.T) {
 	}
 }
 
+func TestGetRequest(t *testing.T) {
+	h := newHarness(t)
+	h.stub.finishAtOnce(proto.Exited(0))
+	request := func(id proto.TraceID) *reply { return h.do("GET", "/v1/executions/"+string(id)+"/request", "") }
+	ran := func(body string, change ...func(*proto.Job)) *reply {
+		t.Helper()
+		h.stub.onSubmit = func(job *proto.Job) {
+			for _, f := range change {
+				f(job)
+				h.stub.update(job.TraceID, func(x *run) { x.record.Meta = job.Meta })
+			}
+			h.stub.finish(job.TraceID, proto.Exited(0))
+		}
+		return request(h.execute(body).want(200, "").trace())
+	}
+	a := ran(`{"code":"echo \u0000<\u2028","language":"bash","args":["a",""],"stdin":"\u0000","env_vars":{"B":"secret",`+
+		`"A":"secret"},"timeout":7,"kill_grace":1.5,"thread_id":"t","metadata":{"k":"v"},"max_attempts":2}`).want(200, "")
+	want := `{"trace_id":"` + string(a.trace()) + `","delivery_mode":"inline","code":"echo \u0000\u003c\u2028",` +
+		`"language":"bash","args":["a",""],"stdin":"\u0000","env_names":["A","B"],"profile":"default","timeout":7,` +
+		`"kill_grace":1.5,"thread_id":"t","sub_paths":[],"metadata":{"k":"v"},"max_attempts":2,"webhook_url":null}` + "\n"
+	if string(a.body) != want {
+		t.Errorf("%s, want\n%s", a.body, want)
+	}
+	// The answer can be sent as it is.
+	again := ran(string(a.body)).want(200, "")
+	want = strings.NewReplacer(string(a.trace()), string(again.trace()), `["A","B"]`, `[]`).Replace(want)
+	if string(again.body) != want {
+		t.Errorf("again: %s, want\n%s", again.body, want)
+	}
+
+	sized := func(n int) string {
+		return fmt.Sprintf(`{"code":%q,"args":["arg"],"stdin":"in"}`, strings.Repeat("x", n-len("arg")-len("in")))
+	}
+	ran(sized(proto.MaxKeptRequest)).want(200, "")
+	for name, c := range map[string]struct {
+		answer *reply
+		words  string
+	}{
+		"too large": {ran(sized(proto.MaxKeptRequest + 1)), "more than 65536 bytes"},
+		"older":     {ran(hello, func(j *proto.Job) { j.Requested = nil }), "is not kept"},
+		"item": {
+			ran(hello, func(j *proto.Job) { j.Batch, j.BatchIndex = "bat_abcdefghijklmnopqrstuvwxyz", 7 }),
+			"item 7 of the batch bat_abcdefghijklmnopqrstuvwxyz",
+		},
+		"sandbox": {ran(hello, func(j *proto.Job) { j.SandboxID = "sbx_1" }), "/v1/sandboxes/sbx_1"},
+		"unknown": {request(proto.NewTraceID()), ""},
+		"no id":   {request("x"), ""},
+		"another's": {
+			h.do("GET", "/v1/executions/"+string(a.trace())+"/request", "",
+				"Authorization", "Bearer "+h.stub.addKey("other", "", asUser)), "",
+		},
+	} {
+		t.Run(name, func(*testing.T) { c.answer.want(404, "not_found", c.words) })
+	}
+}
+
 func TestGetExecution(t *testing.T) {
 	h := newHarness(t)
 	id := h.run()

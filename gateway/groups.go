@@ -95,7 +95,7 @@ func (s *Server) batches() *work.BatchRoutes {
 func (s *Server) webhooks() *webhooks.Routes {
 	return &webhooks.Routes{
 		Core: &s.Core, Webhooks: s.Webhooks, Deliveries: s.Deliveries, URLs: s.URLs, Executions: s.Jobs, Keys: s.KeyAdmin,
-		Members: s.Members,
+		Members: s.Members, Body: s.WebhookBody,
 		MayGetObjects: func(ctx context.Context, org string) error {
 			return admin.CheckMayGetObjects(ctx, s.Orgs, org)
 		},

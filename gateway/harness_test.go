@@ -86,7 +86,8 @@ func newHarness(t *testing.T, set ...func(*Server)) *harness {
 		OrgData: orgData{q.orgs}, Plans: q.plans, Members: memberStore{}, Sessions: sessionStore{},
 		Connections: &connectionStore{stub: q}, Storage: &storageStub{}, Profiles: reg, Preload: reg,
 		ImageAdmin: &imageStub{registry: reg}, Webhooks: hook, URLs: hook, Deliveries: hook,
-		Threads: thread, Versions: thread, ThreadAdmin: thread, Files: threadFiles{thread}, Parts: &storedthread.Versions{
+		WebhookBody: func(r *proto.Record) ([]byte, error) { return proto.WebhookBody(r, "", 1<<20) },
+		Threads:     thread, Versions: thread, ThreadAdmin: thread, Files: threadFiles{thread}, Parts: &storedthread.Versions{
 			Blobs: &blob.Store{Backend: new(storagetest.Memory)},
 		}, Batches: new(batchStub),
 		Changes: new(changes.Feed), Usage: new(usageStub), Home: "/home/baponi", URLSecret: &[32]byte{7, 7, 7},

@@ -56,6 +56,7 @@ type Server struct {
 	Webhooks     webhooks.Webhooks
 	URLs         work.URLs // of webhooks
 	Deliveries   webhooks.Deliveries
+	WebhookBody  func(r *proto.Record) ([]byte, error) // of an execution that has ended
 	Threads      Threads
 	Versions     Versions
 	ThreadAdmin  files.ThreadAdmin

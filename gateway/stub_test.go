@@ -196,6 +196,19 @@ func (q *stub) Summary(_ context.Context, org string, id proto.TraceID) (*proto.
 	return record, err
 }
 
+func (q *stub) Submitted(ctx context.Context, org string, id proto.TraceID) (*proto.Record, error) {
+	record, err := q.Lookup(ctx, org, id)
+	if err != nil {
+		return nil, err
+	}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if job := q.runs[id].job; job != nil {
+		record.Request = job.Request()
+	}
+	return record, nil
+}
+
 func (q *stub) Wait(ctx context.Context, org string, id proto.TraceID) (*proto.Record, error) {
 	for {
 		record, changed, err := q.look(org, id)

@@ -35,8 +35,10 @@ type hooks struct {
 	attempt    proto.DeliveryAttempt // result of a test
 	tested     proto.Key
 	untested   error
-	asked      string // arguments of the last bulk replay
+	asked      string // arguments of the last bulk replay, or of the last list
 	replayed   proto.Replayed
+	listed     []*proto.Delivery
+	next       string // of listed
 }
 
 func newHooks() *hooks {
@@ -173,6 +175,13 @@ func (s *hooks) ReplayFailed(
 	return s.replayed, nil
 }
 
+func (s *hooks) List(
+	_ context.Context, org string, status proto.DeliveryStatus, before string, limit int,
+) ([]*proto.Delivery, string, error) {
+	s.asked = fmt.Sprintf("%s %q %q %d", org, status, before, limit)
+	return s.listed, s.next, nil
+}
+
 func (s *hooks) Test(_ context.Context, key proto.Key) (*proto.DeliveryAttempt, error) {
 	s.tested = key
 	return &s.attempt, s.untested
@@ -285,6 +294,7 @@ func TestDeliveryOfAnExecution(t *testing.T) {
 		})
 		d.Record(proto.DeliveryAttempt{
 			At: at, Status: 503, Error: proto.DeliveryRejected, RemoteAddr: "203.0.113.7:443",
+			Headers:  map[string]string{"Webhook-Id": "msg_1", "X-Signature": "[redacted]"},
 			Response: "HTTP/1.1 503\r\n\r\n\xff\x00",
 			Timings:  proto.DeliveryTimings{DNS: 1, Connect: 2, TLS: 3, FirstByte: 4, Total: 11},
 		})
@@ -296,11 +306,14 @@ func TestDeliveryOfAnExecution(t *testing.T) {
 	started["attempts"] = []any{
 		map[string]any{
 			"number": 1.0, "at": startedAt, "status": nil, "error": "dns", "detail": "no such host", "remote_addr": nil,
-			"response": nil,
-			"timings":  map[string]any{"dns_ms": 1.5, "connect_ms": 0.0, "tls_ms": 0.0, "first_byte_ms": 0.0, "total_ms": 1.5},
+			"request": nil, "response": nil,
+			"timings": map[string]any{"dns_ms": 1.5, "connect_ms": 0.0, "tls_ms": 0.0, "first_byte_ms": 0.0, "total_ms": 1.5},
 		},
 		map[string]any{
 			"number": 2.0, "at": startedAt, "status": 503.0, "error": "status", "detail": nil, "remote_addr": "203.0.113.7:443",
+			"request": map[string]any{
+				"method": "POST", "headers": map[string]any{"Webhook-Id": "msg_1", "X-Signature": "[redacted]"},
+			},
 			"response": "HTTP/1.1 503\r\n\r\n\ufffd\x00",
 			"timings":  map[string]any{"dns_ms": 1.0, "connect_ms": 2.0, "tls_ms": 3.0, "first_byte_ms": 4.0, "total_ms": 11.0},
 		},
@@ -337,6 +350,82 @@ func TestDeliveryOfAnExecution(t *testing.T) {
 		h.do("GET", none+"/webhook", "").want(404, "not_found", "asked for none")
 		h.do("POST", none+"/webhook/replay", "").want(404, "not_found", "asked for none")
 	}
+}
+
+func TestBodyOfAWebhook(t *testing.T) {
+	h := newHarness(t)
+	path := func(id proto.TraceID) string { return "/v1/executions/" + string(id) + "/webhook/body" }
+	id := h.execute(body("webhook_url", hookURL), "Prefer", async).want(202, "").trace()
+	h.do("GET", path(id), "").want(409, "conflict", "has not ended")
+	h.stub.start(id)
+	result := proto.Exited(0)
+	result.Stdout = "<\x00"
+	h.stub.finish(id, result)
+	record := h.stub.record(id)
+	want, err := h.server.WebhookBody(&record)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := h.do("GET", path(id), "").want(200, "")
+	if string(a.body) != string(want) || !strings.Contains(string(want), `"stdout":"<\u0000"`) || a.trace() != id {
+		t.Errorf("%s, want %s", a.body, want)
+	}
+	other := h.as(h.stub.addKey("other", "", asUser))
+	other.do("GET", path(id), "").want(404, "not_found")
+	other.do("GET", path("x"), "").want(404, "not_found")
+	h.do("GET", path(h.run()), "").want(404, "not_found", "asked for none")
+}
+
+func TestDeliveriesAreListed(t *testing.T) {
+	h := newHarness(t)
+	const path = webhookPath + "/deliveries"
+	if got := string(h.do("GET", path, "").want(200, "").body); got != `{"deliveries":[],"next_cursor":null}`+"\n" ||
+		h.hooks.asked != `acme "" "" 20` {
+		t.Errorf("none: %s, asked for %s", got, h.hooks.asked)
+	}
+	at := time.Date(2026, 1, 2, 3, 4, 5, 678_900_000, time.UTC)
+	event, err := proto.NewEventDelivery("x", "acme", "key_1", hookURL, map[string]string{"event": proto.EventBatch}, at)
+	if err != nil {
+		t.Fatal(err)
+	}
+	failed := proto.NewDelivery(&proto.Meta{
+		TraceID: "trc_AbCdEfGhIjKlMnOpQrSt", Org: "acme", Mode: proto.ModeAsync, WebhookURL: hookURL,
+	}, at)
+	failed.Record(proto.DeliveryAttempt{At: at, Status: 200})
+	failed.Record(proto.DeliveryAttempt{At: at.Add(time.Second), Status: 503, Error: proto.DeliveryRejected})
+	failed.Status, failed.Reason, failed.NextAt = proto.DeliveryFailed, "all attempts failed", time.Time{}
+	h.hooks.listed, h.hooks.next = []*proto.Delivery{event, failed}, "77-1"
+	answer := h.do("GET", path+"?status=failed&limit=2", "").want(200, "").json()
+	next, _ := answer["next_cursor"].(string)
+	if h.hooks.asked != `acme "failed" "" 2` || next == "" || strings.Contains(next, "77") {
+		t.Errorf("asked for %s, next %q", h.hooks.asked, next)
+	}
+	const created = "2026-01-02T03:04:05.678Z"
+	if d := cmp.Diff([]any{
+		map[string]any{
+			"trace_id": string(event.TraceID), "webhook_id": event.ID, "event": "batch.completed", "url": hookURL,
+			"status": "pending", "reason": nil, "created_at": created, "next_at": created, "attempts_made": 0.0,
+			"last_attempt_at": nil, "last_status": nil, "last_error": nil,
+		},
+		map[string]any{
+			"trace_id": string(failed.TraceID), "webhook_id": failed.ID, "event": nil, "url": hookURL, "status": "failed",
+			"reason": "all attempts failed", "created_at": created, "next_at": nil, "attempts_made": 2.0,
+			"last_attempt_at": "2026-01-02T03:04:06.678Z", "last_status": 503.0, "last_error": "status",
+		},
+	}, answer["deliveries"]); d != "" {
+		t.Error(d)
+	}
+	h.do("GET", path+"?status=failed&cursor="+next, "").want(200, "")
+	if h.hooks.asked != `acme "failed" "77-1" 20` {
+		t.Errorf("asked for %s", h.hooks.asked)
+	}
+	for query, field := range map[string]string{
+		"?status=lost": "status", "?limit=0": "limit", "?limit=101": "limit", "?cursor=x": "cursor",
+		"?status=pending&cursor=" + next: "cursor", // of another list
+	} {
+		h.do("GET", path+query, "").want(400, "validation_error", field+" must be")
+	}
+	h.as(h.stub.addKey("other", "", asUser)).do("GET", path+"?status=failed&cursor="+next, "").want(400, "validation_error")
 }
 
 func TestDisabledURLIsNotReplayed(t *testing.T) {
@@ -556,8 +645,8 @@ func TestWebhookTest(t *testing.T) {
 	got := h.do("POST", webhookPath+"/test", "").want(200, "").json()
 	want := map[string]any{
 		"number": 1.0, "at": "2026-01-02T03:04:05.000Z", "status": 200.0, "error": nil, "detail": nil, "remote_addr": nil,
-		"response": "HTTP/1.1 200 OK\r\n\r\n",
-		"timings":  map[string]any{"dns_ms": 0.0, "connect_ms": 0.0, "tls_ms": 0.0, "first_byte_ms": 0.0, "total_ms": 0.0},
+		"request": nil, "response": "HTTP/1.1 200 OK\r\n\r\n",
+		"timings": map[string]any{"dns_ms": 0.0, "connect_ms": 0.0, "tls_ms": 0.0, "first_byte_ms": 0.0, "total_ms": 0.0},
 	}
 	if d := cmp.Diff(want, got); d != "" || h.hooks.tested.ID != "key_1" || h.hooks.tested.Org != "acme" {
 		t.Errorf("%+v: %s", h.hooks.tested, d)

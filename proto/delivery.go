@@ -2,10 +2,12 @@ package proto
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"net"
 	"net/url"
+	"slices"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -24,6 +26,11 @@ const (
 	DeliveryDelivered DeliveryStatus = "delivered"
 	DeliveryFailed    DeliveryStatus = "failed"
 )
+
+// DeliveryStatuses returns the closed list of delivery statuses.
+func DeliveryStatuses() []DeliveryStatus {
+	return []DeliveryStatus{DeliveryPending, DeliveryDelivered, DeliveryFailed}
+}
 
 // Delivery is the webhook of an execution or another event, with its attempts. An execution has at
 // most one delivery.
@@ -97,6 +104,9 @@ type DeliveryAttempt struct {
 	Detail     string          `json:"detail,omitempty"`
 	RemoteAddr string          `json:"remote_addr,omitempty"` // the address of the connection
 	Timings    DeliveryTimings `json:"timings"`
+	// Headers are those of the request, with redacted signatures. They are nil if nothing was sent, and in
+	// attempts of older versions.
+	Headers map[string]string `json:"headers,omitempty"`
 	// Response is the beginning of the answer: status line, headers and body, at most
 	// [MaxResponseHead].
 	Response string `json:"response,omitempty"`
@@ -169,6 +179,18 @@ func NewEventDelivery(name, org, key, url string, body any, at time.Time) (*Deli
 	}, nil
 }
 
+// Event returns the event in the body of a delivery that is not about an execution, else "".
+func (d *Delivery) Event() string {
+	var body struct {
+		Event string `json:"event"`
+		Type  string `json:"type"` // in the form of OpenAI
+	}
+	if json.Unmarshal(d.Body, &body) != nil {
+		return ""
+	}
+	return cmp.Or(body.Event, body.Type)
+}
+
 // Record adds an attempt.
 func (d *Delivery) Record(a DeliveryAttempt) {
 	d.Made++
@@ -188,7 +210,7 @@ func DecodeDelivery(id TraceID, body []byte) (*Delivery, error) {
 	if err := json.Unmarshal(body, d); err != nil {
 		return nil, fmt.Errorf("decode delivery of %s: %w", id, err)
 	}
-	known := d.Status == DeliveryPending || d.Status == DeliveryDelivered || d.Status == DeliveryFailed
+	known := slices.Contains(DeliveryStatuses(), d.Status)
 	if d.TraceID != id || d.ID != DeliveryID(id) || d.Org == "" || d.Key == "" || d.URL == "" || !known {
 		return nil, fmt.Errorf("decode delivery of %s: it has the status %q and the trace %q", id, d.Status, d.TraceID)
 	}

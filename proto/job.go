@@ -167,6 +167,8 @@ type Job struct {
 	Env   map[string]string `json:"env,omitempty"`
 	Args  []string          `json:"args,omitempty"`
 	Stdin string            `json:"stdin,omitempty"`
+	// Requested is nil in jobs of older versions.
+	Requested *Requested `json:"requested,omitempty"`
 	// Secrets are names of Env. Their values are *** in the output.
 	Secrets []string `json:"secrets,omitempty"`
 	// Bound are the secrets that the program gets. Sealed has their values, encrypted for this
@@ -246,6 +248,9 @@ type Record struct {
 	Pending       *Result        `json:"pending,omitempty"`
 	Commit        *Commit        `json:"commit,omitempty"`
 	VolumeCommits []VolumeCommit `json:"volume_commits,omitempty"`
+	// Request is nil until the program has ended, and if [Job.Request] is. Only [EncodeRecord] stores
+	// it: summaries and indexes do not have it.
+	Request *Request `json:"-"`
 }
 
 // Public returns the client-visible part of r: to clients, an execution is running until its result

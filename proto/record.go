@@ -10,8 +10,9 @@ import (
 // make them six times as long, and would be decoded only to be encoded again.
 type storedRecord struct {
 	*Record
-	StdoutBytes int `json:"stdout_bytes,omitempty"`
-	StderrBytes int `json:"stderr_bytes,omitempty"`
+	StdoutBytes int      `json:"stdout_bytes,omitempty"`
+	StderrBytes int      `json:"stderr_bytes,omitempty"`
+	Request     *Request `json:"request,omitempty"` // in the object, where older versions ignore it
 }
 
 // EncodeRecord returns the stored form of r: a JSON object without the outputs. If there is any
@@ -27,7 +28,7 @@ func EncodeRecord(r *Record) ([]byte, error) {
 			*result = &small
 		}
 	}
-	head, err := json.Marshal(storedRecord{&rest, len(stdout), len(stderr)})
+	head, err := json.Marshal(storedRecord{&rest, len(stdout), len(stderr), r.Request})
 	if err != nil {
 		return nil, fmt.Errorf("encode record of %s: %w", r.TraceID, err)
 	}
@@ -67,6 +68,7 @@ func DecodeRecord(id TraceID, body []byte) (*Record, error) {
 		return nil, fmt.Errorf("decode record of %s: its header has %d and %d bytes of output, its body %d",
 			id, r.StdoutBytes, r.StderrBytes, len(outputs))
 	}
+	r.Record.Request = r.Request
 	if len(outputs) > 0 {
 		text := string(outputs)
 		result.Stdout, result.Stderr = text[:r.StdoutBytes], text[r.StdoutBytes:]

@@ -24,6 +24,7 @@ func TestRecordIsStoredAsItIs(t *testing.T) {
 					CreatedAt: at,
 				},
 				Status: r.Status(), Attempt: 2, StartedAt: &at, CompletedAt: &at, Result: &r, ResultSeq: 7, Usage: &Usage{CPUMS: 1},
+				Request: &Request{Code: "\x00\n\u2028<", Args: []string{""}, Requested: Requested{EnvNames: []string{"A"}}},
 			}
 			body, err := EncodeRecord(rec)
 			if err != nil {
@@ -40,6 +41,7 @@ func TestRecordIsStoredAsItIs(t *testing.T) {
 			if b, err := json.Marshal(rec); err != nil || json.Unmarshal(b, &std) != nil {
 				t.Fatal(err)
 			}
+			std.Request = rec.Request // stored beside the record
 			if d := cmp.Diff(&std, back); d != "" {
 				t.Errorf("not what encoding/json stores: %s", d)
 			}

@@ -84,11 +84,9 @@ type Dispatcher struct {
 	// MaxPending is the number of pending deliveries that are held in memory. The others wait in the
 	// store. One organisation gets a part of it, see orgShare.
 	MaxPending int
-	// MaxBody is the size to which a body's outputs are truncated, in bytes.
-	MaxBody int
-	// ResultURL returns the URL of the complete result of an execution.
-	ResultURL func(id proto.TraceID) string
-	Log       *slog.Logger
+	// Body returns the body of the webhook of an execution that has ended.
+	Body func(r *proto.Record) ([]byte, error)
+	Log  *slog.Logger
 	// Now returns the wall-clock time, which may jump. It decides when deliveries are due.
 	// Everything else uses the monotonic clock.
 	Now func() time.Time

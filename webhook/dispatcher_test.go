@@ -229,9 +229,10 @@ func newWorld(t *testing.T, r senderFunc) *world {
 	s := newStore()
 	w := &world{store: s, t: t, d: &Dispatcher{
 		Deliveries: s, Records: s, Settings: s, Endpoints: s, Timers: s, Sender: r, MaxPerOrigin: 5, MaxPending: 1 << 20,
-		MaxBody:   1 << 20,
-		ResultURL: func(id proto.TraceID) string { return "/v1/executions/" + string(id) },
-		Log:       slog.New(slog.NewTextHandler(t.Output(), nil)), Now: s.now,
+		Body: func(r *proto.Record) ([]byte, error) {
+			return proto.WebhookBody(r, "/v1/executions/"+string(r.TraceID), 1<<20)
+		},
+		Log: slog.New(slog.NewTextHandler(t.Output(), nil)), Now: s.now,
 		OnAttempt: func(*proto.Delivery, *proto.DeliveryAttempt) {},
 	}}
 	s.wake = w.d.Wake

@@ -355,7 +355,7 @@ func (t *term) body(ctx context.Context, org string, id proto.TraceID) ([]byte, 
 	if err != nil {
 		return nil, err
 	}
-	return proto.WebhookBody(rec, t.ResultURL(id), t.MaxBody)
+	return t.Body(rec)
 }
 
 // fail ends a delivery without an attempt.

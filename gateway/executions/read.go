@@ -50,6 +50,24 @@ func (s *Routes) getExecution(w http.ResponseWriter, r *web.Request) error {
 	})
 }
 
+func (s *Routes) getRequest(w http.ResponseWriter, r *web.Request) error {
+	record, err := web.ExecutionInPath(r, s.Jobs.Submitted)
+	switch {
+	case err != nil:
+		return err
+	case record.Batch != "":
+		return api.Errorf(api.CodeNotFound, "the execution is item %d of the batch %s, and has no request of its own",
+			record.BatchIndex, record.Batch)
+	case record.SandboxID != "":
+		return api.Errorf(api.CodeNotFound, "the execution is the live sandbox %s, see /v1/sandboxes/%s", record.SandboxID,
+			record.SandboxID)
+	case record.Request == nil:
+		return api.Errorf(api.CodeNotFound, "the request is not kept: its code, args and stdin have more than %d bytes "+
+			"together, or a version of bullpen that does not keep requests ran it", proto.MaxKeptRequest)
+	}
+	return web.WriteValue(w, http.StatusOK, api.NewSubmittedRequest(record))
+}
+
 // snapshot is a tail that ends with the event that was last when it was opened.
 type snapshot struct {
 	web.Tail

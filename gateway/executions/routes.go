@@ -30,6 +30,7 @@ func (s *Routes) Handlers() []web.Handler {
 	return []web.Handler{
 		{ID: "execute", Handle: s.execute},
 		{ID: "getExecution", Handle: s.getExecution},
+		{ID: "getRequest", Handle: s.getRequest},
 		{ID: "getOutput", Handle: s.getOutput},
 		{ID: "getStdout", Handle: s.getRawOutput(proto.Stdout)},
 		{ID: "getStderr", Handle: s.getRawOutput(proto.Stderr)},

@@ -55,6 +55,8 @@ type Jobs interface {
 	Lookup(ctx context.Context, org string, id proto.TraceID) (*proto.Record, error)
 	// Summary is Lookup without the outputs of the result.
 	Summary(ctx context.Context, org string, id proto.TraceID) (*proto.Record, error)
+	// Submitted is Lookup with the request, if the execution keeps it.
+	Submitted(ctx context.Context, org string, id proto.TraceID) (*proto.Record, error)
 	// Wait blocks until the execution has ended. It returns ctx.Err() if ctx is done first.
 	Wait(ctx context.Context, org string, id proto.TraceID) (*proto.Record, error)
 	// Watch subscribes to the end of an execution before its submission, so that waiting needs no

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"strconv"
 	"time"
 
 	"github.com/bullpen-run/bullpen/gateway/web"
@@ -19,6 +20,10 @@ const replayBatch = 100
 type Deliveries interface {
 	// Delivery returns the delivery of an execution, or [proto.ErrNotFound] if it has none yet.
 	Delivery(ctx context.Context, org string, id proto.TraceID) (*proto.Delivery, error)
+	// List returns up to limit deliveries of an organisation, those that changed last first, and where
+	// the next page starts: before is empty or an earlier call's next. An empty status selects all.
+	List(ctx context.Context, org string, status proto.DeliveryStatus, before string, limit int) (
+		page []*proto.Delivery, next string, err error)
 	// Replay makes a finished delivery pending again. It returns [proto.ErrNotFound] if there is
 	// none, and [proto.ErrConflict] while it is pending.
 	Replay(ctx context.Context, org string, id proto.TraceID) (*proto.Delivery, error)
@@ -36,6 +41,8 @@ type Executions interface {
 	// Summary returns the record of an execution without the outputs of the result, or
 	// [proto.ErrNotFound].
 	Summary(ctx context.Context, org string, id proto.TraceID) (*proto.Record, error)
+	// Lookup is Summary with the outputs.
+	Lookup(ctx context.Context, org string, id proto.TraceID) (*proto.Record, error)
 }
 
 var errNoWebhook = api.Errorf(
@@ -79,6 +86,66 @@ func (s *Routes) getDelivery(w http.ResponseWriter, r *web.Request) error {
 		return fmt.Errorf("look up the webhook of %s: %w", record.TraceID, err)
 	}
 	return web.WriteValue(w, http.StatusOK, api.NewDelivery(d))
+}
+
+// getDeliveryBody sends the body of an execution's webhook as its receiver gets it.
+func (s *Routes) getDeliveryBody(w http.ResponseWriter, r *web.Request) error {
+	record, err := web.ExecutionInPath(r, s.Executions.Lookup)
+	switch {
+	case err != nil:
+		return err
+	case proto.NewDelivery(&record.Meta, time.Time{}) == nil:
+		return errNoWebhook
+	case !record.Status.Terminal():
+		return api.Errorf(api.CodeConflict, "the execution has not ended; its webhook has no body yet")
+	}
+	body, err := s.Body(record)
+	if err != nil {
+		return err
+	}
+	if err := proto.ReserveRead(r.Context(), len(body)); err != nil {
+		return err
+	}
+	web.JSONHeader(w.Header())
+	w.Header().Set("Content-Length", strconv.Itoa(len(body)))
+	_, err = w.Write(body)
+	return err
+}
+
+// listDeliveries lists the deliveries of the key's organisation, those that changed last first.
+func (s *Routes) listDeliveries(w http.ResponseWriter, r *web.Request) error {
+	limit, err := web.PageSize(r)
+	if err != nil {
+		return err
+	}
+	var status proto.DeliveryStatus
+	query := r.URL.Query()
+	if text := query.Get("status"); text != "" {
+		if err := web.ParseOneOf(&status, "status", text, proto.DeliveryStatuses()); err != nil {
+			return err
+		}
+	}
+	list, filter, before := r.URL.Path, [2]string{r.Key.Org, string(status)}, query.Get("cursor")
+	if before != "" {
+		if before, err = s.OpenPlace(list, filter, before); err != nil {
+			return err
+		}
+	}
+	page, next, err := s.Deliveries.List(r.Context(), r.Key.Org, status, before, limit)
+	if err != nil {
+		return fmt.Errorf("list webhooks: %w", err)
+	}
+	answer := api.Deliveries{Deliveries: make([]api.ListedDelivery, len(page))}
+	for i, d := range page {
+		answer.Deliveries[i] = api.NewListedDelivery(d)
+	}
+	if next != "" {
+		if next, err = s.SealPlace(list, filter, next); err != nil {
+			return err
+		}
+		answer.NextCursor = &next
+	}
+	return web.WriteValue(w, http.StatusOK, answer)
 }
 
 func (s *Routes) replayDelivery(w http.ResponseWriter, r *web.Request) error {

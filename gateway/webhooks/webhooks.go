@@ -61,6 +61,8 @@ type Routes struct {
 	Executions Executions
 	Keys       Keys
 	Members    Members
+	// Body returns the body of the webhook of an execution that has ended.
+	Body func(r *proto.Record) ([]byte, error)
 	// MayGetObjects returns an error if an organisation does not exist or is being deleted.
 	MayGetObjects func(ctx context.Context, org string) error
 }
@@ -69,6 +71,8 @@ type Routes struct {
 func (s *Routes) Handlers() []web.Handler {
 	return []web.Handler{
 		{ID: "getDelivery", Handle: s.getDelivery},
+		{ID: "getDeliveryBody", Handle: s.getDeliveryBody},
+		{ID: "listDeliveries", Handle: s.listDeliveries},
 		{ID: "replayDelivery", Handle: s.replayDelivery},
 		{ID: "getWebhook", Handle: s.get},
 		{ID: "putWebhook", Handle: s.put},

@@ -139,6 +139,7 @@ func (r *ExecuteRequest) FillJob(job *proto.Job) {
 	job.Code, job.Language, job.Timeout, job.ThreadID = r.Code, r.Language, r.Timeout, r.ThreadID
 	job.Metadata, job.MaxAttempts = r.Metadata, r.MaxAttempts
 	job.Args, job.Stdin, job.KillGrace, job.StreamPartial = r.Args, r.Stdin, r.KillGrace, r.StreamPartial
+	job.Requested = &proto.Requested{EnvNames: sortedKeys(r.Env), SubPaths: r.SubPaths}
 }
 
 // Hash identifies what the request asks for, however it is written: white space, the order of

@@ -161,6 +161,39 @@ func writeWithOutputs(w io.Writer, object []byte, stdout, stderr string) error {
 	return proto.WriteOutputs(w, head, stdout, stderr, tail)
 }
 
+// SubmittedRequest is the request of an execution.
+type SubmittedRequest struct {
+	_ struct{} `doc:"What was submitted, under the names of the request: with its null and unknown fields, it is the body of an execution of the same program. Only the values of env_vars are missing."`
+
+	TraceID     proto.TraceID     `json:"trace_id" format:"trace-id"`
+	Mode        proto.Mode        `json:"delivery_mode"`
+	Code        string            `json:"code"`
+	Language    proto.Language    `json:"language"`
+	Args        []string          `json:"args"`
+	Stdin       string            `json:"stdin"`
+	EnvNames    []string          `json:"env_names" doc:"The names of its env_vars. The values are not kept."`
+	Profile     *string           `json:"profile" doc:"The sandbox profile that it was accepted with, which may be the API key's own."`
+	Timeout     int               `json:"timeout" minimum:"1" doc:"Seconds."`
+	KillGrace   *proto.Seconds    `json:"kill_grace" minimum:"0" maximum:"30"`
+	ThreadID    *string           `json:"thread_id"`
+	SubPaths    []string          `json:"sub_paths"`
+	Metadata    map[string]string `json:"metadata"`
+	MaxAttempts int               `json:"max_attempts" minimum:"1"`
+	WebhookURL  *string           `json:"webhook_url" doc:"Where its result is delivered, which may be the API key's own URL."`
+}
+
+// NewSubmittedRequest returns the form of the request that a record has.
+func NewSubmittedRequest(r *proto.Record) *SubmittedRequest {
+	x := r.Request
+	return &SubmittedRequest{
+		TraceID: r.TraceID, Mode: r.Mode, Code: x.Code, Language: r.Language, Args: append([]string{}, x.Args...),
+		Stdin: x.Stdin, EnvNames: append([]string{}, x.EnvNames...), Profile: optional(r.Profile), Timeout: r.Timeout,
+		KillGrace: x.KillGrace, ThreadID: optional(proto.UserThread(r.ThreadID)),
+		SubPaths: append([]string{}, x.SubPaths...), Metadata: orEmpty(r.Metadata), MaxAttempts: r.MaxAttempts,
+		WebhookURL: optional(r.WebhookURL),
+	}
+}
+
 // Cancelled answers a request to cancel an execution.
 type Cancelled struct {
 	TraceID proto.TraceID `json:"trace_id" format:"trace-id"`

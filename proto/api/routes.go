@@ -236,6 +236,13 @@ func executionRoutes() []Route {
 		},
 		Status: proto.StatusSuccess, Attempt: 1, StartedAt: &start, CompletedAt: &ended, Result: &result,
 	}, "", nil, ended)
+	request := NewSubmittedRequest(&proto.Record{
+		Meta: proto.Meta{
+			TraceID: exampleTrace, Mode: proto.ModeInline, Language: proto.Bash, Timeout: 10, MaxAttempts: 1,
+			Profile: proto.DefaultProfileName,
+		},
+		Request: &proto.Request{Code: "echo $NAME", Requested: proto.Requested{EnvNames: []string{"NAME"}}},
+	})
 	traceID := "The execution's trace id."
 	place := &proto.QueuePlace{
 		TraceID: exampleTrace, Class: proto.ClassBackground, CreatedAt: start, Position: 12,
@@ -300,6 +307,14 @@ func executionRoutes() []Route {
 			Params: []Param{query("wait", "Seconds to wait for the end of the execution.",
 				object{"type": "integer", "minimum": 0, "maximum": 60, "default": 0})},
 			Responses: ok("The execution as it is now.", execution), Errors: []int{http.StatusNotFound},
+		},
+		{
+			Method: http.MethodGet, Path: "/v1/executions/{id}/request", ID: "getRequest", Tag: tagExecutions,
+			Scope: proto.ScopeRead, Summary: "Look at the request of an execution", PathDoc: traceID, Traced: true,
+			Doc: fmt.Sprintf("The program with everything that was submitted with it, to show it or to run it again. 404 if "+
+				"code, args and stdin have more than %d bytes together; for an item of a batch and for a live sandbox; and "+
+				"for an execution of a version without this route.", proto.MaxKeptRequest),
+			Responses: ok("The request.", request), Errors: []int{http.StatusNotFound},
 		},
 		{
 			Method: http.MethodGet, Path: "/v1/executions/{id}/output", ID: "getOutput", Tag: tagExecutions,
@@ -396,21 +411,27 @@ func rawOutput(of proto.Stream, id string) Route {
 	}
 }
 
-func exampleDelivery(next time.Duration) Delivery {
+func exampleDelivery(next time.Duration) Delivery { return NewDelivery(exampleStoredDelivery(next)) }
+
+func exampleStoredDelivery(next time.Duration) *proto.Delivery {
 	at := exampleTime()
-	return NewDelivery(&proto.Delivery{
+	return &proto.Delivery{
 		TraceID: exampleTrace, ID: proto.DeliveryID(exampleTrace), URL: exampleHook, Status: proto.DeliveryPending,
 		CreatedAt: at, NextAt: at.Add(next), Made: 1,
 		Attempts: []proto.DeliveryAttempt{
 			exampleAttempt(http.StatusServiceUnavailable, proto.DeliveryRejected, "the receiver answered 503",
 				"HTTP/1.1 503 Service Unavailable\r\n\r\nlater"),
 		},
-	})
+	}
 }
 
 func exampleAttempt(status int, class proto.DeliveryError, detail, response string) proto.DeliveryAttempt {
 	return proto.DeliveryAttempt{
 		Number: 1, At: exampleTime(), Status: status, Error: class, Detail: detail, RemoteAddr: "203.0.113.7:443",
+		Headers: map[string]string{
+			"Content-Type": typeJSON, "User-Agent": "bullpen/1.0", "Webhook-Id": proto.DeliveryID(exampleTrace),
+			"Webhook-Signature": "[redacted]", "Webhook-Timestamp": "1795176000",
+		},
 		Response: response,
 		Timings:  proto.DeliveryTimings{DNS: 1.2, Connect: 8.1, TLS: 17.4, FirstByte: 21, Total: 48},
 	}
@@ -431,6 +452,25 @@ func webhookRoutes() []Route {
 				"webhook is pending without attempts.",
 			Responses: ok("The webhook with its last 20 attempts.", exampleDelivery(time.Second)),
 			Errors:    []int{http.StatusNotFound},
+		},
+		{
+			Method: http.MethodGet, Path: "/v1/executions/{id}/webhook/body", ID: "getDeliveryBody", Tag: tagWebhooks,
+			Scope: proto.ScopeRead, Summary: "Download the body of a webhook", PathDoc: traceID, Traced: true,
+			Doc: "The exact bytes that each attempt sends, which the signatures cover. 409 until the execution has ended.",
+			Responses: []Response{{
+				Status: http.StatusOK, Doc: "The body.", Text: map[string]string{typeJSON: ""},
+			}},
+			Errors: []int{http.StatusNotFound, http.StatusConflict},
+		},
+		{
+			Method: http.MethodGet, Path: "/v1/webhook/deliveries", ID: "listDeliveries", Tag: tagWebhooks,
+			Scope: proto.ScopeRead, Summary: "List the deliveries of webhooks",
+			Doc: "The deliveries of the key's organisation, those that changed last first. An attempt, or a replay, moves a " +
+				"delivery to the front: one that changes while pages are read may be missing from later pages.",
+			Params: append([]Param{
+				query("status", "Only deliveries with this status.", object{"type": "string", "enum": proto.DeliveryStatuses()}),
+			}, paging()...),
+			Responses: ok("A page.", Deliveries{Deliveries: []ListedDelivery{NewListedDelivery(exampleStoredDelivery(time.Second))}}),
 		},
 		{
 			Method: http.MethodPost, Path: "/v1/executions/{id}/webhook/replay", ID: "replayDelivery", Tag: tagWebhooks,

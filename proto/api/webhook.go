@@ -2,6 +2,7 @@ package api
 
 import (
 	"encoding/json"
+	"net/http"
 	"net/textproto"
 	"reflect"
 	"slices"
@@ -207,6 +208,7 @@ type DeliveryAttempt struct {
 	Detail     *string               `json:"detail" doc:"The error in a sentence."`
 	RemoteAddr *string               `json:"remote_addr" doc:"The address of the connection."`
 	Timings    proto.DeliveryTimings `json:"timings" doc:"Milliseconds; 0 for steps that did not happen."`
+	Request    *DeliveryRequest      `json:"request" doc:"What was sent to the URL; null if nothing was, and in attempts of versions that did not record it."`
 	Response   *string               `json:"response" doc:"The beginning of the answer, up to 4 KiB: status line, headers and body."`
 }
 
@@ -223,13 +225,60 @@ func NewDelivery(d *proto.Delivery) Delivery {
 	return delivery
 }
 
+// DeliveryRequest is the request of an attempt. Its URL is the delivery's, and its body can be read by
+// itself.
+type DeliveryRequest struct {
+	Method  string            `json:"method" enum:"POST"`
+	Headers map[string]string `json:"headers" doc:"Those that bullpen set. [redacted] stands for signatures."`
+}
+
 // NewDeliveryAttempt returns the form of an attempt.
 func NewDeliveryAttempt(a *proto.DeliveryAttempt) DeliveryAttempt {
+	var request *DeliveryRequest
+	if a.Headers != nil {
+		request = &DeliveryRequest{http.MethodPost, a.Headers}
+	}
 	return DeliveryAttempt{
 		Number: a.Number, At: Time{a.At}, Status: optional(a.Status), Error: optional(string(a.Error)),
 		Detail:     optional(a.Detail),
-		RemoteAddr: optional(a.RemoteAddr), Timings: a.Timings, Response: optional(a.Response),
+		RemoteAddr: optional(a.RemoteAddr), Timings: a.Timings, Request: request, Response: optional(a.Response),
 	}
+}
+
+// Deliveries is a page of deliveries.
+type Deliveries struct {
+	Deliveries []ListedDelivery `json:"deliveries"`
+	NextCursor *string          `json:"next_cursor" doc:"The cursor of the next page; null on the last one."`
+}
+
+// ListedDelivery is a delivery in a list. Its attempts are in [Delivery].
+type ListedDelivery struct {
+	TraceID       proto.TraceID        `json:"trace_id" format:"trace-id" doc:"The execution, unless event is set."`
+	WebhookID     string               `json:"webhook_id"`
+	Event         *string              `json:"event" doc:"The event that is not about an execution, such as batch.completed; null for an execution's."`
+	URL           string               `json:"url"`
+	Status        proto.DeliveryStatus `json:"status"`
+	Reason        *string              `json:"reason" doc:"Why no more attempts are made, or why the next attempt waits longer."`
+	CreatedAt     Time                 `json:"created_at"`
+	NextAt        *Time                `json:"next_at" doc:"When the next attempt is due."`
+	AttemptsMade  int                  `json:"attempts_made" minimum:"0"`
+	LastAttemptAt *Time                `json:"last_attempt_at"`
+	LastStatus    *int                 `json:"last_status" doc:"The status of the answer to the last attempt; null without one."`
+	LastError     *string              `json:"last_error" doc:"As in an attempt."`
+}
+
+// NewListedDelivery returns the form of a delivery in a list.
+func NewListedDelivery(d *proto.Delivery) ListedDelivery {
+	listed := ListedDelivery{
+		TraceID: d.TraceID, WebhookID: d.ID, Event: optional(d.Event()), URL: d.URL, Status: d.Status,
+		Reason: optional(d.Reason), CreatedAt: Time{d.CreatedAt}, NextAt: optionalTime(d.NextAt), AttemptsMade: d.Made,
+	}
+	if n := len(d.Attempts); n > 0 {
+		last := &d.Attempts[n-1]
+		listed.LastAttemptAt, listed.LastStatus, listed.LastError = &Time{last.At}, optional(last.Status),
+			optional(string(last.Error))
+	}
+	return listed
 }
 
 // Replayed is the progress of a bulk replay.

@@ -7,9 +7,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
+	"slices"
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/scheduler/store"
@@ -118,6 +121,103 @@ func (s *Store) Replay(ctx context.Context, org string, id proto.TraceID) (*prot
 		return nil, err
 	}
 	return d, nil
+}
+
+// listWindows are the times before a page's end in which List looks for its deliveries, one after the
+// other, before it reads all: a stream can only be read forwards.
+func listWindows() []time.Duration { return []time.Duration{time.Hour, 24 * time.Hour} }
+
+// listReads is the number of a page's deliveries that List reads at a time.
+const listReads = 8
+
+// place is where a page of a list ends: before a message of the stream.
+type place struct {
+	seq uint64
+	at  time.Time // when it was stored
+}
+
+// List returns up to limit deliveries of an organisation, those that changed last first, and where
+// the next page starts: before is empty or an earlier call's next. An empty status selects all.
+func (s *Store) List(
+	ctx context.Context, org string, status proto.DeliveryStatus, before string, limit int,
+) (page []*proto.Delivery, next string, err error) {
+	end := place{seq: math.MaxUint64, at: time.Now()}
+	if before != "" {
+		var at int64
+		if _, err := fmt.Sscanf(before, "%d-%d", &end.seq, &at); err != nil {
+			return nil, "", proto.FieldErrorf("cursor", "must be the next_cursor of an answer to the same request")
+		}
+		end.at = time.Unix(0, at)
+	}
+	var found []listed
+	for _, window := range append(listWindows(), 0) {
+		in := store.Range{Subject: store.DeliveryPattern(org)}
+		if window > 0 {
+			in.Since = end.at.Add(-window)
+		}
+		if found, err = s.lastBefore(ctx, in, status, end, limit+1); err != nil {
+			return nil, "", fmt.Errorf("list the deliveries of %s: %w", org, err)
+		}
+		if len(found) > limit {
+			found = found[1:]
+			next = fmt.Sprintf("%d-%d", found[0].seq, found[0].at.UnixNano())
+			break
+		}
+	}
+	slices.Reverse(found)
+	read := make([]*proto.Delivery, len(found))
+	reads, ctx := errgroup.WithContext(ctx)
+	reads.SetLimit(listReads)
+	for i, x := range found {
+		reads.Go(func() (err error) {
+			if read[i], err = s.Delivery(ctx, org, x.id); errors.Is(err, proto.ErrNotFound) {
+				return nil // past its retention
+			}
+			return err
+		})
+	}
+	if err := reads.Wait(); err != nil {
+		return nil, "", err
+	}
+	seen := map[proto.TraceID]bool{} // one that changed while it was read may be there twice
+	for _, d := range read {
+		if d != nil && (status == "" || d.Status == status) && !seen[d.TraceID] {
+			seen[d.TraceID] = true
+			page = append(page, d)
+		}
+	}
+	return page, next, nil
+}
+
+// listed is a delivery that a list has found.
+type listed struct {
+	place
+	id proto.TraceID
+}
+
+// lastBefore returns the last deliveries in r before end, up to limit, the oldest first.
+func (s *Store) lastBefore(
+	ctx context.Context, r store.Range, status proto.DeliveryStatus, end place, limit int,
+) (last []listed, err error) {
+	reading, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	err = s.Store.Deliveries.Read(reading, r, func(m *store.Message) {
+		_, id, err := store.ParseDeliverySubject(m.Subject)
+		switch {
+		case reading.Err() != nil || err != nil:
+		case m.Seq >= end.seq:
+			stop(errPageFull)
+		case status == "" || proto.DeliveryStatus(m.Header.Get(store.HeaderStatus)) == status:
+			last = append(last, listed{place{m.Seq, m.Time}, id})
+			if len(last) > limit {
+				last = last[1:]
+			}
+		}
+	})
+	if errors.Is(err, errPageFull) {
+		err = nil
+	}
+	return last, err
 }
 
 // replayPage is how far a bulk replay has come.

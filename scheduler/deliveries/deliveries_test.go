@@ -96,6 +96,81 @@ func TestReplayFailedInPages(t *testing.T) {
 	}
 }
 
+func TestListInPages(t *testing.T) {
+	ctx := storetest.Context(t)
+	st := storetest.Open(t, storetest.Server(t))
+	s := &deliveries.Store{Store: st}
+	var want []proto.TraceID // of acme, those that changed last first
+	ofStatus := map[proto.DeliveryStatus][]proto.TraceID{}
+	for i := range 9 {
+		d := pending("acme")
+		d.Status = proto.DeliveryStatuses()[i%3]
+		for _, x := range []*proto.Delivery{d, pending("other")} {
+			if err := s.Create(ctx, x); err != nil {
+				t.Fatal(err)
+			}
+		}
+		want = slices.Insert(want, 0, d.TraceID)
+		ofStatus[d.Status] = slices.Insert(ofStatus[d.Status], 0, d.TraceID)
+	}
+	read := func(org string, status proto.DeliveryStatus, limit int) (all []proto.TraceID) {
+		t.Helper()
+		for next := ""; ; {
+			page, after, err := s.List(ctx, org, status, next, limit)
+			if err != nil || len(page) > limit || after != "" && len(page) < limit {
+				t.Fatalf("%d deliveries, %q, %v", len(page), after, err)
+			}
+			for _, d := range page {
+				all = append(all, d.TraceID)
+			}
+			if next = after; next == "" {
+				return all
+			}
+		}
+	}
+	for _, limit := range []int{1, 2, 8, 9, 10} {
+		if got := read("acme", "", limit); !slices.Equal(got, want) {
+			t.Errorf("pages of %d: %v, want %v", limit, got, want)
+		}
+		for status, want := range ofStatus {
+			if got := read("acme", status, limit); !slices.Equal(got, want) {
+				t.Errorf("pages of %d that are %s: %v, want %v", limit, status, got, want)
+			}
+		}
+	}
+	if got := read("third", "", 1); len(got) != 0 {
+		t.Errorf("of an organisation without deliveries: %v", got)
+	}
+	if got := len(read("other", proto.DeliveryPending, 4)); got != 9 {
+		t.Errorf("%d of the other organisation", got)
+	}
+	// A change moves a delivery to the front, and out of the pages that follow.
+	first, next, err := s.List(ctx, "acme", "", "", 4)
+	if err != nil {
+		t.Fatal(err)
+	}
+	moved := want[8]
+	d, revision, err := s.Get(ctx, "acme", moved)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.Status = proto.DeliveryDelivered
+	if _, err := s.Update(ctx, d, revision); err != nil {
+		t.Fatal(err)
+	}
+	rest, _, err := s.List(ctx, "acme", "", next, 9)
+	if err != nil || len(first) != 4 || len(rest) != 4 || rest[0].TraceID != want[4] {
+		t.Errorf("%d and %d deliveries, %v", len(first), len(rest), err)
+	}
+	if got := read("acme", "", 9); got[0] != moved || len(got) != 9 {
+		t.Errorf("afterwards: %v", got)
+	}
+	var field *proto.FieldError
+	if _, _, err := s.List(ctx, "acme", "", "x", 1); !errors.As(err, &field) {
+		t.Errorf("a place that is none: %v", err)
+	}
+}
+
 // A page reads its own deliveries, not all since the time again. What has failed again meanwhile, or newly,
 // is not visited.
 func TestPagesOfReplaysReadTheirOwn(t *testing.T) {

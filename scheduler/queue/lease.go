@@ -301,7 +301,9 @@ type Outcome struct {
 func (l *Lease) Finish(ctx context.Context, o Outcome) (*proto.Record, error) {
 	defer l.slots.forget(l.id)
 	defer l.stop()
-	done := &proto.Record{Meta: l.job.Meta, Attempt: l.attempt, Worker: l.slots.Worker, StartedAt: l.started}
+	done := &proto.Record{
+		Meta: l.job.Meta, Attempt: l.attempt, Worker: l.slots.Worker, StartedAt: l.started, Request: l.job.Request(),
+	}
 	if l.rec != nil {
 		done.Epoch = l.rec.Epoch
 	}

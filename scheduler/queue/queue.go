@@ -140,6 +140,25 @@ func (q *Queue) Summary(ctx context.Context, org string, id proto.TraceID) (*pro
 	return public(q.lookup(ctx, org, id, store.WithoutBody))
 }
 
+// Submitted is Lookup with the request, if the execution keeps it. An execution that has not ended
+// has it in its job only.
+func (q *Queue) Submitted(ctx context.Context, org string, id proto.TraceID) (*proto.Record, error) {
+	rec, err := q.Lookup(ctx, org, id)
+	if err != nil || rec.Request != nil || rec.Status.Terminal() {
+		return rec, err
+	}
+	request, err := q.jobRequest(ctx, &rec.Meta)
+	if err != nil {
+		return nil, fmt.Errorf("read the request of %s: %w", id, err)
+	}
+	if request == nil { // the job may have been removed since
+		return q.Lookup(ctx, org, id)
+	}
+	submitted := *rec
+	submitted.Request = request
+	return &submitted, nil
+}
+
 // Withdraw ends an execution that has not started with result r. It returns the record: ended by
 // this call, or already running or terminal. If r reports expiry in the queue, but an earlier
 // attempt was lost, the execution ends as lost.

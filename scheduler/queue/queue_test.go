@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"github.com/nats-io/nats.go"
 	"go.uber.org/goleak"
 
@@ -250,6 +251,80 @@ func (w *world) eventually(what string, ok func() bool) {
 			w.t.Fatalf("never: %s", what)
 		case <-tick.C:
 		}
+	}
+}
+
+// The request can be read as long as the execution, whoever ends it, and whether or not it has started.
+func TestRequestIsKept(t *testing.T) {
+	w := newShortWorld(t)
+	newJob := func() *proto.Job {
+		job := storetest.Job("acme", "k", proto.ModeAsync)
+		job.Code, job.Args, job.Stdin = "\x00\u2028<", []string{"", "\u00e9"}, "\n\x00\n"
+		job.Requested = &proto.Requested{EnvNames: []string{"A"}, SubPaths: []string{"/data/s/a"}}
+		job.Env = map[string]string{"A": "secret", "OF_THE_PROFILE": "secret"}
+		return job
+	}
+	check := func(what string, job *proto.Job, status proto.Status) {
+		t.Helper()
+		rec, err := w.queue.Submitted(w.ctx, "acme", job.TraceID)
+		if err != nil || rec.Status != status {
+			t.Fatalf("%s: %+v, %v", what, rec, err)
+		}
+		if d := cmp.Diff(&proto.Request{
+			Code: job.Code, Args: job.Args, Stdin: job.Stdin, Requested: *job.Requested,
+		}, rec.Request); d != "" {
+			t.Errorf("%s: %s", what, d)
+		}
+		if rec, err := w.queue.Summary(w.ctx, "acme", job.TraceID); err != nil || rec.Request != nil {
+			t.Errorf("%s: the summary has %+v, %v", what, rec.Request, err)
+		}
+	}
+	cancelled, expired := newJob(), newJob()
+	w.submit(cancelled)
+	check("queued", cancelled, proto.StatusQueued)
+	if _, err := w.queue.Cancel(w.ctx, "acme", cancelled.TraceID); err != nil {
+		t.Fatal(err)
+	}
+	check("cancelled in the queue", cancelled, proto.StatusCancelled)
+	expired.QueueDeadline = expired.CreatedAt.Add(10 * time.Millisecond)
+	w.wait(w.submit(expired))
+	check("expired", expired, proto.StatusFailed)
+
+	h := w.worker("dies", 2)
+	done, lost := newJob(), newJob()
+	w.submit(done)
+	l := w.take(h)
+	w.claim(l)
+	check("running", done, proto.StatusRunning)
+	if _, err := l.Finish(w.ctx, outcome("out")); err != nil {
+		t.Fatal(err)
+	}
+	check("ended", done, proto.StatusSuccess)
+	w.submit(lost)
+	w.claim(w.take(h))
+	h.die()
+	w.wait(lost.TraceID)
+	check("lost", lost, proto.StatusFailed)
+
+	large, old := newJob(), newJob()
+	large.Code = strings.Repeat("x", proto.MaxKeptRequest)
+	old.Requested = nil
+	for what, job := range map[string]*proto.Job{"large": large, "of an older version": old} {
+		w.submit(job)
+		for _, f := range []func() error{
+			func() error { return nil },
+			func() error { _, err := w.queue.Cancel(w.ctx, "acme", job.TraceID); return err },
+		} {
+			if err := f(); err != nil {
+				t.Fatal(err)
+			}
+			if rec, err := w.queue.Submitted(w.ctx, "acme", job.TraceID); err != nil || rec.Request != nil {
+				t.Errorf("%s: %+v, %v", what, rec, err)
+			}
+		}
+	}
+	if _, err := w.queue.Submitted(w.ctx, "other", done.TraceID); !errors.Is(err, proto.ErrNotFound) {
+		t.Errorf("another organisation's: %v", err)
 	}
 }
 

@@ -44,13 +44,39 @@ func terminal(rec *proto.Record, r proto.Result, now time.Time) *proto.Record {
 	return &out
 }
 
-// writeRecord stores rec if the record has the given revision, and returns the new one.
+// writeRecord stores rec if the record has the given revision, and returns the new one. A terminal
+// record is stored with the request, which only the job has so far.
 func (q *Queue) writeRecord(ctx context.Context, rec *proto.Record, revision uint64) (uint64, error) {
+	if rec.Status.Terminal() && rec.Request == nil {
+		kept := *rec
+		// Best effort: the execution ends with or without it. A job stored apart is usually too large.
+		kept.Request, _ = q.jobRequest(ctx, &rec.Meta, store.WithoutBody)
+		rec = &kept
+	}
 	revision, err := q.Store.Records.Put(ctx, rec, revision)
 	if err == nil && rec.Status.Terminal() && q.Ended != nil {
 		q.Ended(rec)
 	}
 	return revision, err
+}
+
+// jobRequest returns the request of an execution's job, nil if there is none to keep.
+func (q *Queue) jobRequest(ctx context.Context, of *proto.Meta, opts ...store.ReadOption) (*proto.Request, error) {
+	if of.Batch != "" || of.SandboxID != "" {
+		return nil, nil
+	}
+	m, err := q.Store.Jobs.Last(ctx, store.JobPattern(of.Org, of.TraceID), opts...)
+	if store.IsNotFound(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	job, err := store.DecodeJob(m, of.Org, of.TraceID)
+	if err != nil {
+		return nil, err
+	}
+	return job.Request(), nil
 }
 
 // withdraw is [Queue.Withdraw], and also returns the revision of the record.

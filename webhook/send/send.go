@@ -89,6 +89,15 @@ func (s *Sender) post(ctx context.Context, p *Post, now time.Time, steps *steps)
 	if err != nil {
 		return failed(proto.DeliveryInternal, err.Error())
 	}
+	o := s.exchange(ctx, req, steps)
+	if steps.connected() {
+		o.Headers = redact(req.Header, &p.Settings)
+	}
+	return o
+}
+
+// exchange sends a request and reads its response.
+func (s *Sender) exchange(ctx context.Context, req *http.Request, steps *steps) Outcome {
 	resp, err := s.Guard.Transport().RoundTrip(req)
 	if err != nil {
 		return failed(classify(ctx, err, steps))

@@ -9,6 +9,7 @@ import (
 	"crypto/tls"
 	"encoding/hex"
 	"io"
+	"maps"
 	"math"
 	"net"
 	"net/http"
@@ -67,9 +68,13 @@ func TestSend(t *testing.T) {
 		t.Errorf("got %s %s of %d bytes", r.Method, r.RequestURI, r.ContentLength)
 	}
 	want := map[string]string{
-		"Content-Type": "application/json", "User-Agent": "bullpen/test", "Webhook-Id": "msg_1", "Content-Length": "7",
+		"Content-Type": "application/json", "User-Agent": "bullpen/test", "Webhook-Id": "msg_1",
 		"Webhook-Timestamp": r.Header.Get("Webhook-Timestamp"),
 	}
+	if !maps.Equal(o.Headers, want) {
+		t.Errorf("the outcome has the headers %v, want %v", o.Headers, want)
+	}
+	want["Content-Length"] = "7"
 	for name, values := range r.Header {
 		if len(values) != 1 || values[0] != want[name] {
 			t.Errorf("got %s: %q, want %q", name, values, want[name])
@@ -167,7 +172,11 @@ func TestSignatures(t *testing.T) {
 func TestInvalidSecretSendsNothing(t *testing.T) {
 	w := newWorld(t)
 	w.settings.Secret = "whsec_short"
-	w.wantError(w.send(), proto.DeliveryInternal, "set it anew")
+	o := w.send()
+	w.wantError(o, proto.DeliveryInternal, "set it anew")
+	if o.Headers != nil {
+		t.Errorf("recorded %v", o.Headers)
+	}
 }
 
 func TestSignatureHeadersAreConfigurable(t *testing.T) {
@@ -175,10 +184,16 @@ func TestSignatureHeadersAreConfigurable(t *testing.T) {
 	headers := make(chan http.Header, 1)
 	w.serve(w.valid(), func(_ http.ResponseWriter, r *http.Request) { headers <- r.Header })
 	w.settings.Secret, w.settings.SignatureHeaders = proto.NewWebhookSecret(), []string{"X-Hub-Signature-256"}
-	if o := w.send(); o.Error != "" {
+	o := w.send()
+	if o.Error != "" {
 		t.Fatalf("got %+v", o)
 	}
 	h := <-headers
+	// What is recorded has no signature.
+	if o.Headers["X-Hub-Signature-256"] != "[redacted]" || o.Headers["Webhook-Signature"] != "[redacted]" ||
+		o.Headers["Webhook-Id"] != "msg_1" || len(o.Headers) != len(h)-1 { // Content-Length
+		t.Errorf("recorded %v of %v", o.Headers, h)
+	}
 	if !strings.HasPrefix(h.Get("X-Hub-Signature-256"), "sha256=") || h.Get("X-Bullpen-Signature") != "" ||
 		h.Get("X-Baponi-Signature") != "" {
 		t.Errorf("got %v", h)

@@ -7,12 +7,16 @@ import (
 	"encoding/hex"
 	"errors"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/bullpen-run/bullpen/proto"
 )
+
+// signatureHeader has the Standard Webhooks signatures.
+const signatureHeader = "Webhook-Signature"
 
 // sign sets the headers with the id, the time and the signatures of a delivery.
 //
@@ -39,9 +43,29 @@ func sign(h http.Header, p *Post, at time.Time) error {
 		signatures = append(signatures, "v1,"+base64.StdEncoding.EncodeToString(signed))
 	}
 	if len(signatures) > 0 {
-		h.Set("Webhook-Signature", strings.Join(signatures, " "))
+		h.Set(signatureHeader, strings.Join(signatures, " "))
 	}
 	return nil
+}
+
+// redacted stands for a signature.
+const redacted = "[redacted]"
+
+// redact returns the headers of a request without its signatures.
+func redact(h http.Header, settings *proto.Webhook) map[string]string {
+	headers := map[string]string{}
+	for name, values := range h {
+		switch {
+		case len(values) == 0: // it is not sent
+		case name == signatureHeader || slices.ContainsFunc(settings.SignatureHeaders, func(of string) bool {
+			return http.CanonicalHeaderKey(of) == name
+		}):
+			headers[name] = redacted
+		default:
+			headers[name] = values[0]
+		}
+	}
+	return headers
 }
 
 // authenticate returns the HMAC-SHA256 of the concatenated parts.

@@ -42,6 +42,13 @@ func (s span) milliseconds(now time.Time) float64 {
 
 func milliseconds(d time.Duration) float64 { return float64(max(d, 0).Microseconds()) / 1000 }
 
+// connected reports whether the request got a connection to be sent on.
+func (s *steps) connected() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.got
+}
+
 func (s *steps) clientTrace() *httptrace.ClientTrace {
 	record := func(f func(now time.Time)) {
 		now := time.Now()

@@ -44,17 +44,17 @@ func (s *system) openWebhooks(ctx context.Context) (*webhooks, error) {
 	w := &webhooks{system: s, settings: settings, guard: urls, deliveries: store, dispatcher: &webhook.Dispatcher{
 		Deliveries: store, Records: s.queue, Settings: settings, Endpoints: settings,
 		Sender:       &send.Sender{Guard: urls, UserAgent: "bullpen/" + Version()},
-		MaxPerOrigin: s.cfg.WebhookConcurrency, MaxPending: s.cfg.maxPendingDeliveries(), MaxBody: int(s.cfg.WebhookMaxBody),
-		ResultURL: s.cfg.resultURL, Log: s.log,
+		MaxPerOrigin: s.cfg.WebhookConcurrency, MaxPending: s.cfg.maxPendingDeliveries(), Body: s.cfg.webhookBody,
+		Log: s.log,
 		Now: time.Now, OnAttempt: s.metrics.WebhookAttempted,
 	}}
 	s.metrics.PendingWebhooks(w.dispatcher.Pending)
 	return w, nil
 }
 
-// resultURL returns the URL of an execution's result.
-func (c *Config) resultURL(id proto.TraceID) string {
-	return c.PublicURL + "/v1/executions/" + string(id)
+// webhookBody returns the body of the webhook of an execution that has ended.
+func (c *Config) webhookBody(r *proto.Record) ([]byte, error) {
+	return proto.WebhookBody(r, c.PublicURL+"/v1/executions/"+string(r.TraceID), int(c.WebhookMaxBody))
 }
 
 // run campaigns and sends until ctx is done. It then waits for the attempts in flight, for the
