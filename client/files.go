@@ -54,6 +54,11 @@ func (c *Client) DownloadURL(ctx context.Context, req *api.FileDownloadRequest) 
 	return get[api.SignedURL](ctx, c, call{method: http.MethodPost, path: "/v1/files/download_url", resend: true, body: req})
 }
 
+// CompareFiles returns the difference of two versions of a thread or a volume.
+func (c *Client) CompareFiles(ctx context.Context, req *api.FileCompareRequest) (*api.FileDifference, error) {
+	return get[api.FileDifference](ctx, c, call{method: http.MethodPost, path: "/v1/files/compare", resend: true, body: req})
+}
+
 // DeleteFile deletes what is at a path; a directory with its content only if recursive is true.
 func (c *Client) DeleteFile(ctx context.Context, at api.FileRequest, path string, recursive bool,
 ) (*api.ChangedFile, error) {
