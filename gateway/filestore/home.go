@@ -58,7 +58,7 @@ func (t *homeFiles) Open(ctx context.Context, name string) (*proto.FileContent, 
 
 // compare compares versions at a path and below it.
 func (t *homeFiles) compare(ctx context.Context, from, to int64, name string) ([]proto.FileChange, bool, error) {
-	changes, truncated, err := t.Homes.Compare(ctx, t.org, t.thread, from, to, t.join(name))
+	changes, truncated, err := t.Compare(ctx, t.org, t.thread, from, to, t.join(name))
 	for i := range changes {
 		changes[i].Path = t.relative(changes[i].Path)
 	}

@@ -146,7 +146,8 @@ func (f *Store) Compare(
 ) (changes []proto.FileChange, truncated bool, err error) {
 	home, ok := f.files.(*homeFiles)
 	if !ok {
-		return nil, false, proto.FieldErrorf("id", "must be a thread or a volume: the storage connection %s has no versions", f.ID)
+		return nil, false, proto.FieldErrorf("id", "must be a thread or a volume: the storage connection %s has no versions",
+			f.ID)
 	}
 	sub, ok := f.below(name)
 	if !ok && !proto.IsBelow(f.prefix, name) {

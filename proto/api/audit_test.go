@@ -17,7 +17,8 @@ func TestEveryAdministrativeRouteIsAudited(t *testing.T) {
 	form := regexp.MustCompile(`^[a-z_]+\.[a-z_]+$`)
 	var actions []string
 	for _, route := range Routes() {
-		if route.Scope == proto.ScopeAdmin && route.Method != http.MethodGet && route.Audit == "" && route.ID != "verifyAudit" {
+		changes := route.Method != http.MethodGet && route.ID != "verifyAudit"
+		if route.Scope == proto.ScopeAdmin && changes && route.Audit == "" {
 			t.Errorf("the route %s changes administrative objects: give it a value of Audit", route.ID)
 		}
 		if route.Audit == "" {
