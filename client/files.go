@@ -51,7 +51,16 @@ func (c *Client) ListFiles(ctx context.Context, req *api.FileListRequest) (*api.
 
 // DownloadURL returns a URL from which anybody can download a file for 15 minutes.
 func (c *Client) DownloadURL(ctx context.Context, req *api.FileDownloadRequest) (*api.SignedURL, error) {
-	return get[api.SignedURL](ctx, c, call{method: http.MethodPost, path: "/v1/files/download_url", resend: true, body: req})
+	return get[api.SignedURL](ctx, c, call{
+		method: http.MethodPost, path: "/v1/files/download_url", resend: true, body: req,
+	})
+}
+
+// CompareFiles returns the difference of two versions of a thread or a volume.
+func (c *Client) CompareFiles(ctx context.Context, req *api.FileCompareRequest) (*api.FileDifference, error) {
+	return get[api.FileDifference](ctx, c, call{
+		method: http.MethodPost, path: "/v1/files/compare", resend: true, body: req,
+	})
 }
 
 // DeleteFile deletes what is at a path; a directory with its content only if recursive is true.

@@ -108,6 +108,7 @@ func accessTable() map[string]access {
 		"listFiles":           {scope: files, body: of("")},
 		"deleteFile":          {scope: files, body: of(`,"path":"a"`)},
 		"renameFile":          {scope: files, body: of(`,"path":"a","to":"b"`)},
+		"compareFiles":        {scope: files, path: "/v1/files/compare", body: of(`,"from":0`)},
 		"fileUploadURL":       {scope: files, body: of(`,"path":"a","content_length":1`)},
 		"createUpload":        {scope: files, body: of(`,"path":"a","content_length":1`)},
 		"fileDownloadURL":     {scope: files, path: "/v1/files/download_url", body: of(`,"path":"a"`)},
@@ -159,8 +160,8 @@ func accessTable() map[string]access {
 	}
 	for _, id := range []string{
 		"rotateSecretsKey", "createProfile", "replaceProfile", "removeProfile", "listImages", "putImage",
-		"removeImage", "getAutoscale", "getOrgQueues", "listWorkers", "listProcesses", "drainWorker", "undrainWorker", "listDeadLetters",
-		"getDeadLetter", "deleteDeadLetter", "requeueDeadLetter",
+		"removeImage", "getAutoscale", "getOrgQueues", "listWorkers", "listProcesses", "drainWorker", "undrainWorker",
+		"listDeadLetters", "getDeadLetter", "deleteDeadLetter", "requeueDeadLetter", "verifyAudit",
 		"backup", "collectThreads", "rebuildThreads", "createOrg", "replaceOrg", "deleteOrg", "getOrgData", "createPlan",
 		"replacePlan", "removePlan",
 	} {

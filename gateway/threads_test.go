@@ -319,6 +319,44 @@ func (s threadFiles) Open(
 	}, nil
 }
 
+// Compare compares files by their content.
+func (s threadFiles) Compare(
+	_ context.Context, org, thread string, from, to int64, at string,
+) (changes []proto.FileChange, truncated bool, err error) {
+	sides := [2]map[string]*proto.FileState{{}, {}}
+	contents := [2]map[string][]byte{{}, {}}
+	for i, version := range []int64{from, to} {
+		if i == 0 && from == 0 {
+			continue
+		}
+		side, err := s.at(org, thread, version)
+		if err != nil {
+			return nil, false, err
+		}
+		names := s.names(org, side)
+		if len(names) == 0 {
+			return nil, false, fmt.Errorf("compare: %w", proto.ErrNotFound)
+		}
+		for _, name := range names {
+			body := s.files[key(key(org, side), name)]
+			contents[i][name] = body
+			sides[i][name] = &proto.FileState{
+				Type: proto.FileRegular, Size: int64(len(body)), Mode: 0o644, Modified: time.Unix(1, 0),
+			}
+		}
+	}
+	both := slices.AppendSeq(slices.Collect(maps.Keys(sides[0])), maps.Keys(sides[1]))
+	slices.Sort(both)
+	for _, name := range slices.Compact(both) {
+		if below := at == "" || name == at || strings.HasPrefix(name, at+"/"); !below ||
+			sides[0][name] != nil && sides[1][name] != nil && bytes.Equal(contents[0][name], contents[1][name]) {
+			continue
+		}
+		changes = append(changes, proto.FileChange{Path: name, Before: sides[0][name], After: sides[1][name]})
+	}
+	return changes, s.broken, s.fail
+}
+
 type brokenReader struct{}
 
 func (brokenReader) Read([]byte) (int, error) { return 0, errors.New("the digest is another") }

@@ -74,6 +74,20 @@ type FileContent struct {
 	Read func(ctx context.Context, offset, length int64) (io.ReadCloser, error)
 }
 
+// FileState is what is at a path of a version.
+type FileState struct {
+	Type     FileType
+	Size     int64  // as in [File]
+	Mode     uint32 // permission bits
+	Modified time.Time
+}
+
+// FileChange is a difference of two versions.
+type FileChange struct {
+	Path          string     // as in [File]
+	Before, After *FileState // nil for nothing
+}
+
 // FileChangedError is returned if a file was replaced since it was opened.
 type FileChangedError struct{}
 

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"net/http"
+	"time"
 
 	"github.com/bullpen-run/bullpen/gateway/web"
 	"github.com/bullpen-run/bullpen/proto"
@@ -32,7 +33,7 @@ type AuditRoutes struct {
 
 // Handlers returns the handlers of the routes.
 func (s *AuditRoutes) Handlers() []web.Handler {
-	return []web.Handler{{ID: "listAudit", Handle: s.list}}
+	return []web.Handler{{ID: "listAudit", Handle: s.list}, {ID: "verifyAudit", Handle: s.verify}}
 }
 
 // The forms of objects in the audit log are the API's, without the values of variables. URLs are
@@ -193,4 +194,58 @@ func (s *AuditRoutes) export(w http.ResponseWriter, r *web.Request, q *auditQuer
 		return fmt.Errorf("export the audit log: %w", err)
 	}
 	return out.Begin() // there may be no such record
+}
+
+const (
+	// verifyTimeout limits a verification.
+	verifyTimeout = 10 * time.Minute
+	// maxUnfinished limits the unfinished acts in the answer.
+	maxUnfinished = 100
+)
+
+// verify checks the whole audit log. It ends with the client's connection.
+func (s *AuditRoutes) verify(w http.ResponseWriter, r *web.Request) error {
+	req, err := web.DecodeOptionalBody[api.AuditVerifyRequest](s.Core, w, r)
+	if err != nil {
+		return err
+	}
+	done, err := s.Transfers.Begin(r.Context(), r.Key.Org)
+	if err != nil {
+		return err
+	}
+	defer done()
+	connected, release := r.WhileConnected()
+	defer release()
+	ctx, cancel := s.UntilLeave(connected.Context())
+	defer cancel()
+	ctx, stop := context.WithTimeoutCause(ctx, verifyTimeout, api.Unavailable(0,
+		"the audit log is too long to be verified here; use bullpen audit verify"))
+	defer stop()
+	chain := api.AuditChain{Expect: req.Expect}
+	var problem error
+	err = s.Audit.Export(ctx, 0, func(_ *api.AuditRecord, line []byte) error {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		_, problem = chain.Add(line)
+		return problem
+	})
+	if problem == nil && err != nil {
+		if ctx.Err() != nil {
+			err = context.Cause(ctx)
+		}
+		return fmt.Errorf("verify the audit log: %w", err)
+	}
+	if problem == nil {
+		problem = chain.End()
+	}
+	unfinished := chain.Unfinished()
+	answer := api.AuditVerification{
+		Records: chain.Records, First: chain.First, Last: chain.Last, Valid: problem == nil, HeadHash: chain.Head,
+		Unfinished: append([]int64{}, unfinished[:min(len(unfinished), maxUnfinished)]...),
+	}
+	if problem != nil {
+		answer.Problem = new(problem.Error())
+	}
+	return web.WriteValue(w, http.StatusOK, answer)
 }

@@ -42,6 +42,7 @@ type FileRoutes struct {
 func (s *FileRoutes) Handlers() []web.Handler {
 	return []web.Handler{
 		{ID: "listFiles", Handle: s.list},
+		{ID: "compareFiles", Handle: s.compare},
 		{ID: "deleteFile", Handle: s.remove},
 		{ID: "renameFile", Handle: s.rename},
 		{ID: "fileUploadURL", Handle: signed(s.Core, s.SignUpload)},

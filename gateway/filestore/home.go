@@ -56,6 +56,15 @@ func (t *homeFiles) Open(ctx context.Context, name string) (*proto.FileContent, 
 	return content, t.wrap(err)
 }
 
+// compare compares versions at a path and below it.
+func (t *homeFiles) compare(ctx context.Context, from, to int64, name string) ([]proto.FileChange, bool, error) {
+	changes, truncated, err := t.Compare(ctx, t.org, t.thread, from, to, t.join(name))
+	for i := range changes {
+		changes[i].Path = t.relative(changes[i].Path)
+	}
+	return changes, truncated, t.wrap(err)
+}
+
 // CheckPut implements [MountFiles].
 func (t *homeFiles) CheckPut(ctx context.Context, name string, size int64) error {
 	most, err := t.limit(ctx)

@@ -31,6 +31,13 @@ type Homes interface {
 	// Open returns the content of a file of a version, a [*proto.NoVersionError] or
 	// [proto.ErrNotFound].
 	Open(ctx context.Context, org, thread string, version int64, path string) (*proto.FileContent, error)
+	// Compare returns what differs at a path and below it between two versions, in ascending order;
+	// from 0 is an empty home, to 0 the newest version with the staged files. truncated reports that
+	// there may be more. It returns [proto.ErrNotFound] if there is no such thread, a
+	// [*proto.NoVersionError], and a [*proto.NoFileError] if neither version has the path.
+	Compare(ctx context.Context, org, thread string, from, to int64, path string) (
+		changes []proto.FileChange, truncated bool, err error,
+	)
 	// Stage stores size bytes of body as a file, and creates the thread if it does not exist.
 	// Lists, downloads and the next execution then include the file. It returns a
 	// [*proto.FieldError] for an invalid file, a [*proto.StagedError] if too many files are staged,

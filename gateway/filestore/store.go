@@ -139,6 +139,27 @@ func ignoreNoFile(err error) error {
 	return err
 }
 
+// Compare returns what differs at a path and below it between two versions, and whether there may be
+// more. from 0 is before the first version, to 0 is the newest with the staged files.
+func (f *Store) Compare(
+	ctx context.Context, from, to int64, name string,
+) (changes []proto.FileChange, truncated bool, err error) {
+	home, ok := f.files.(*homeFiles)
+	if !ok {
+		return nil, false, proto.FieldErrorf("id", "must be a thread or a volume: the storage connection %s has no versions",
+			f.ID)
+	}
+	sub, ok := f.below(name)
+	if !ok && !proto.IsBelow(f.prefix, name) {
+		return nil, false, api.Errorf(api.CodeNotFound, "%s", &proto.NoFileError{Path: name})
+	}
+	changes, truncated, err = home.compare(ctx, from, to, sub)
+	for i := range changes {
+		changes[i].Path = path.Join(f.prefix, changes[i].Path)
+	}
+	return changes, truncated, f.Wrap("compare versions of", err)
+}
+
 // Open returns the content of a file.
 func (f *Store) Open(ctx context.Context, name string) (*proto.FileContent, error) {
 	err := proto.ErrNotFound

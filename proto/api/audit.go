@@ -137,14 +137,42 @@ func (r *AuditRecord) members() (members map[string]any, err error) {
 	return members, nil
 }
 
+// AuditVerifyRequest asks for a verification of the whole audit log.
+type AuditVerifyRequest struct {
+	Expect string `json:"expect,omitempty" pattern:"^[0-9a-f]{64}$" doc:"The head_hash of an earlier verification. If no record has it, the end of the log was removed, or the log was replaced."`
+}
+
+// Validate checks the form of the hash.
+func (r *AuditVerifyRequest) Validate() error {
+	if sum, err := hex.DecodeString(r.Expect); r.Expect != "" &&
+		(err != nil || len(sum) != sha256.Size || strings.ToLower(r.Expect) != r.Expect) {
+		return proto.FieldErrorf("expect", "must be the hash of a record: 64 of 0-9 and a-f")
+	}
+	return nil
+}
+
+// AuditVerification is the result of a verification of the whole audit log.
+type AuditVerification struct {
+	Records    int     `json:"records" minimum:"0" doc:"The records that were checked, up to the first problem."`
+	First      int64   `json:"first" minimum:"0" doc:"The sequence number of the first record; 0 if there is none."`
+	Last       int64   `json:"last" minimum:"0" doc:"That of the last record that was checked."`
+	Valid      bool    `json:"valid"`
+	HeadHash   string  `json:"head_hash" doc:"The hash of the last record that was checked; empty if there is none. Keep it outside of this server."`
+	Problem    *string `json:"problem" doc:"The first record that was altered, removed or inserted, and how; null if the log is valid."`
+	Unfinished []int64 `json:"unfinished" doc:"The first 100 intents without an outcome: acts in progress, or whose server died."`
+}
+
 // AuditChain checks the lines of an audit log, in their order. Its zero value is ready to use.
 type AuditChain struct {
+	Expect string // if not empty, a record must have this hash
+
 	Records int
 	First   int64  // the sequence number of the first record
 	Last    int64  // that of the last one
 	Head    string // the hash of the last one
 
 	intents map[int64]bool // without an outcome so far
+	found   bool           // a record has the expected hash
 }
 
 // Add checks the next line. Its error says what is wrong with which record.
@@ -184,6 +212,7 @@ func (c *AuditChain) Add(line []byte) (*AuditRecord, error) {
 		c.First, c.intents = r.Sequence, map[int64]bool{}
 	}
 	c.Records, c.Last, c.Head = c.Records+1, r.Sequence, r.Hash
+	c.found = c.found || r.Hash == c.Expect
 	switch {
 	case r.Stage == AuditIntent:
 		c.intents[r.Sequence] = true
@@ -191,6 +220,14 @@ func (c *AuditChain) Add(line []byte) (*AuditRecord, error) {
 		delete(c.intents, *r.Intent)
 	}
 	return &r, nil
+}
+
+// End checks the log after its last line.
+func (c *AuditChain) End() error {
+	if c.Expect != "" && !c.found {
+		return fmt.Errorf("no record has the hash %s: the end of the log was removed, or the log was replaced", c.Expect)
+	}
+	return nil
 }
 
 // Unfinished returns the sequence numbers of the intents without an outcome.

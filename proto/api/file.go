@@ -1,6 +1,7 @@
 package api
 
 import (
+	"fmt"
 	"mime"
 	"path"
 	"strings"
@@ -121,6 +122,69 @@ type File struct {
 // Files answers a request for a list of files.
 type Files struct {
 	Files []File `json:"files"`
+}
+
+// FileCompareRequest asks for the difference of two versions.
+type FileCompareRequest struct {
+	FileRequest
+	From int64  `json:"from" required:"true" minimum:"0" must:"be a whole number, at least 0" doc:"A version. 0: before the first version, when there was nothing."`
+	To   int64  `json:"to,omitempty" minimum:"1" must:"be a whole number, at least 1" doc:"Another version. Absent: the newest, and of a thread also the uploads that are in no version yet."`
+	Path string `json:"path,omitempty" maxLength:"4096" format:"path" doc:"A directory to compare, or a file. Absent: everything."`
+}
+
+// FileDifference is the difference of two versions.
+type FileDifference struct {
+	Changes   []FileChange `json:"changes" doc:"By path, at most 1,000."`
+	Truncated bool         `json:"truncated" doc:"There may be more changes: compare directories one by one."`
+	Diff      *FileDiff    `json:"diff" doc:"The difference in the text of a file; null unless the path of the request is that of a file that has changed."`
+}
+
+// FileChange is what differs at a path.
+type FileChange struct {
+	Path   string     `json:"path" doc:"Relative to the home or the connection."`
+	Change string     `json:"change" enum:"added,removed,changed"`
+	Before *FileState `json:"before" doc:"Null if it was added."`
+	After  *FileState `json:"after" doc:"Null if it was removed."`
+}
+
+// FileState is what is at a path in a version.
+type FileState struct {
+	Type     proto.FileType `json:"type" enum:"file,directory,link"`
+	Size     int64          `json:"size" minimum:"0" doc:"Bytes."`
+	Mode     string         `json:"mode" pattern:"^[0-7]{4}$" doc:"The permission bits, in octal."`
+	Modified Time           `json:"modified"`
+}
+
+// FileDiff is the difference in the text of a file.
+type FileDiff struct {
+	Kind string `json:"kind" enum:"text,binary,too_large" doc:"binary: one of the contents is not text in UTF-8. too_large: one has more than 262,144 bytes."`
+	Text string `json:"text" doc:"The unified diff; empty for another kind, and if only the mode has changed."`
+}
+
+// The kinds of differences in a file.
+const (
+	DiffText     = "text"
+	DiffBinary   = "binary"
+	DiffTooLarge = "too_large"
+)
+
+// NewFileChange returns the form of a change.
+func NewFileChange(c *proto.FileChange) FileChange {
+	change := FileChange{c.Path, "changed", newFileState(c.Before), newFileState(c.After)}
+	switch {
+	case c.Before == nil:
+		change.Change = "added"
+	case c.After == nil:
+		change.Change = "removed"
+	}
+	return change
+}
+
+func newFileState(s *proto.FileState) *FileState {
+	if s == nil {
+		return nil
+	}
+	return &FileState{s.Type, s.Size, fmt.Sprintf("%04o", s.Mode), Time{s.Modified}}
 }
 
 // NewFile returns the form of a file in lists.

@@ -11,7 +11,7 @@ import (
 func TestFileRequests(t *testing.T) {
 	thread := FileRequest{proto.SourceThread, "t"}
 	list, err := Decode[FileListRequest]([]byte(`{"source":"thread","id":"t","path":"a","recursive":true}`))
-	if err != nil || *list != (FileListRequest{thread, "a", true}) {
+	if err != nil || *list != (FileListRequest{FileRequest: thread, Path: "a", Recursive: true}) {
 		t.Errorf("%+v, %v", list, err)
 	}
 	upload, err := Decode[FileUploadRequest](

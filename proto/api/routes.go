@@ -887,6 +887,23 @@ func fileRoutes() []Route {
 			Responses: ok("The URL.", SignedURL{signed.URL, http.MethodGet, []Header{}, signed.ExpiresAt}), Errors: fileErrors,
 		},
 		{
+			Method: http.MethodPost, Path: "/v1/files/compare", ID: "compareFiles", Tag: tagFiles, Scope: proto.ScopeFiles,
+			Summary: "Compare two versions",
+			Doc: "What was added, removed or changed between two versions of a thread or a volume: types, permissions, " +
+				"contents and the targets of links, but not times. If the path is that of a text file, the answer has its " +
+				"unified diff too. 404 if a version is not stored, or if neither has the path. Buckets and directories have " +
+				"no versions.",
+			Request: FileCompareRequest{FileRequest: file, From: 1, To: 2, Path: "data/in.csv"},
+			Responses: ok("The difference.", FileDifference{
+				Changes: []FileChange{{
+					"data/in.csv", "changed", &FileState{proto.FileRegular, 4, "0644", Time{exampleTime()}},
+					&FileState{proto.FileRegular, 8, "0644", Time{exampleTime()}},
+				}},
+				Diff: &FileDiff{DiffText, "--- version 1\n+++ version 2\n@@ -1,1 +1,2 @@\n 1,2\n+3,4\n"},
+			}),
+			Errors: []int{http.StatusNotFound, http.StatusConflict, http.StatusTooManyRequests, http.StatusNotImplemented},
+		},
+		{
 			Method: http.MethodPost, Path: "/v1/files/delete", ID: "deleteFile", Tag: tagFiles, Scope: proto.ScopeFiles,
 			Summary: "Delete a file",
 			Doc: "Deletes a file, a link or an empty directory; with recursive also a directory with its content. Links are " +

@@ -73,7 +73,8 @@ func TestLongPaths(t *testing.T) {
 		t.Errorf("an archive of %d MiB takes %d MiB", archive.written/mib, (archive.most-before)/mib)
 	}
 	stop := errors.New("gone")
-	if err := w.versions.List(w.ctx, org, "t", 0, "", true, func(proto.File) error { return stop }); !errors.Is(err, stop) {
+	err := w.versions.List(w.ctx, org, "t", 0, "", true, func(proto.File) error { return stop })
+	if !errors.Is(err, stop) {
 		t.Error(err)
 	}
 }
