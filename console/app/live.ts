@@ -119,6 +119,16 @@ export function useTick(ms = 1000) {
   }, [ms]);
 }
 
+// useEvery calls f every few milliseconds, for what the stream of changes does not report.
+export function useEvery(ms: number, f: () => void) {
+  const last = useRef(f);
+  last.current = f;
+  useEffect(() => {
+    const timer = setInterval(() => document.hidden || last.current(), ms);
+    return () => clearInterval(timer);
+  }, [ms]);
+}
+
 export interface Paged<T> extends Loaded<T[]> {
   more?: () => void; // reads the next page; absent at the end
 }
