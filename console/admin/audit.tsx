@@ -27,7 +27,6 @@ const columns: Column<One>[] = [
   { head: "Answer", cell: (r) => r.status ?? "–", class: "number" },
   { head: "Actor", cell: (r) => <Name>{`${r.actor.name} of ${r.actor.org}`}</Name> },
   { head: "Object", cell: (r) => <Name>{`${r.object.kind} ${r.object.name}${r.object.org ? ` of ${r.object.org}` : ""}`}</Name> },
-  { head: "From", cell: (r) => <Name>{r.source_ip}</Name> },
 ];
 
 const fields = ["org", "actor", "action"] as const;

@@ -70,6 +70,7 @@ function List<T>({ kind }: { kind: Kind<T> }) {
   const { remove, Note } = kind;
   const columns = kind.facts || !remove ? kind.columns : [...kind.columns, {
     head: "Action",
+    class: "acts",
     cell: (object: T) => (
       <Action danger confirm={remove.question}
         run={() => send("DELETE", url(plural, id(object), {})).then(list.reload)}>{remove.label}</Action>

@@ -34,7 +34,7 @@ export function Attempt({ of: a, open }: { of: DeliveryAttempt; open?: boolean }
       <Facts of={[["Address", a.remote_addr], ["Detail", a.detail ? <Name>{a.detail}</Name> : undefined],
         ["DNS", duration(a.timings.dns_ms)], ["Connect", duration(a.timings.connect_ms)], ["TLS", duration(a.timings.tls_ms)],
         ["First byte", duration(a.timings.first_byte_ms)]]} />
-      {a.response !== null && <pre class="file" tabIndex={0} aria-label="The answer"><Name>{a.response}</Name></pre>}
+      {a.response !== null && <pre class="file" tabIndex={0} aria-label="The answer"><Name>{a.response.replaceAll("\r\n", "\n")}</Name></pre>}
     </details>
   );
 }

@@ -33,7 +33,7 @@ function Endpoints() {
     { head: "Failing since", cell: (e) => <Time at={e.failing_since} /> },
     { head: "Disabled", cell: (e) => <Time at={e.disabled_at} /> },
     { head: "Reason", cell: (e) => <Name>{e.reason ?? "–"}</Name> },
-    { head: "Action", cell: (e) => mayExecute && e.disabled_at && (
+    { head: "Action", class: "acts", cell: (e) => mayExecute && e.disabled_at && (
       <Action run={() => call("enableEndpoint", { body: { url: e.url } }).then(list.reload)}>Enable</Action>
     ) },
   ];
