@@ -91,11 +91,13 @@ export function Worker({ args: { name } }: { args: Record<string, string> }) {
       </div>
       <Failure of={error} />
       <Section title="Load">
-        <Meter label="Slots" used={w.running} limit={w.slots} format={count} />
-        <Meter label="Sandboxes" used={w.running_sandboxes} limit={w.sandboxes} format={count} />
-        <Meter label="CPUs" used={w.machine.cpus_busy} limit={w.machine.cpus} format={(n) => n.toFixed(1)} />
-        <Meter label="Memory" used={w.machine.memory - w.machine.memory_available} limit={w.machine.memory} format={bytes} />
-        <Meter label="Memory of sandboxes" used={w.sandbox_memory - w.sandbox_memory_free} limit={w.sandbox_memory} format={bytes} />
+        <div class="meters">
+          <Meter label="Slots" used={w.running} limit={w.slots} format={count} />
+          <Meter label="Sandboxes" used={w.running_sandboxes} limit={w.sandboxes} format={count} />
+          <Meter label="CPUs" used={w.machine.cpus_busy} limit={w.machine.cpus} format={(n) => n.toFixed(1)} />
+          <Meter label="Memory" used={w.machine.memory - w.machine.memory_available} limit={w.machine.memory} format={bytes} />
+          <Meter label="Memory of sandboxes" used={w.sandbox_memory - w.sandbox_memory_free} limit={w.sandbox_memory} format={bytes} />
+        </div>
       </Section>
       <Section title="What it is">
         <Facts of={[["Pool", w.pool], ["Version", <Name>{w.version}</Name>], ["Architecture", w.architecture], ["Since", <Time at={w.started_at} />],

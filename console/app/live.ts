@@ -113,13 +113,10 @@ export function asError(e: unknown): ApiError {
 // useTick renders again every second, for what shows the time.
 export function useTick(ms = 1000) {
   const [, set] = useState(0);
-  useEffect(() => {
-    const timer = setInterval(() => document.hidden || set((n) => n + 1), ms);
-    return () => clearInterval(timer);
-  }, [ms]);
+  useEvery(ms, () => set((n) => n + 1));
 }
 
-// useEvery calls f every few milliseconds, for what the stream of changes does not report.
+// useEvery calls f at intervals, while the page is visible.
 export function useEvery(ms: number, f: () => void) {
   const last = useRef(f);
   last.current = f;
