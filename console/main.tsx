@@ -1,6 +1,8 @@
 // The console: a page for tenants and operators. Each folder has the pages of one kind of object in the API's words.
 import { render } from "preact";
 import { App } from "./app/app.tsx";
+import { pages as admin } from "./admin/pages.tsx";
 import { pages as executions } from "./executions/pages.tsx";
+import { pages as webhooks } from "./webhooks/pages.tsx";
 
-render(<App pages={[...executions]} />, document.getElementById("app")!);
+render(<App pages={[...executions, ...webhooks, ...admin]} />, document.getElementById("app")!);

@@ -2,6 +2,7 @@ import { type Args, call } from "../api/client.ts";
 import type { ListedExecution } from "../api/schema.ts";
 import { usePages } from "../app/live.ts";
 import { link, navigate, path, useLocation } from "../app/router.ts";
+import { TimeField } from "../ui/form.tsx";
 import { type Column, Table } from "../ui/table.tsx";
 import { duration, Empty, Name, Pairs, Status, Time } from "../ui/text.tsx";
 
@@ -25,7 +26,11 @@ const columns: Column<ListedExecution>[] = [
 ];
 
 // ExecutionTable is the list of executions that a filter selects.
-export function ExecutionTable({ filter, empty }: { filter: Args<"listExecutions">; empty?: string }) {
+export function ExecutionTable({ filter, empty, hrefOf }: {
+  filter: Args<"listExecutions">;
+  empty?: string;
+  hrefOf?: (id: string) => string; // the page of an execution if not its own
+}) {
   const list = usePages(
     async (cursor, signal) => {
       const page = await call("listExecutions", { limit: 50, ...filter, cursor }, signal);
@@ -37,7 +42,7 @@ export function ExecutionTable({ filter, empty }: { filter: Args<"listExecutions
   );
   return (
     <Table label="Executions" columns={columns} list={list} keyOf={(e) => e.trace_id}
-      hrefOf={(e) => link(path("executions", e.trace_id))}
+      hrefOf={(e) => hrefOf?.(e.trace_id) ?? link(path("executions", e.trace_id))}
       empty={<Empty command={`echo 'print(6 * 7)' | bullpen run -`}>{empty ?? "No execution matches."}</Empty>} />
   );
 }
@@ -56,14 +61,6 @@ export function Executions() {
       </select>
     </label>
   );
-  const time = (name: string) => (
-    <label>
-      {name}
-      <br />
-      <input type="datetime-local" value={localInput(query.get(name))}
-        onChange={(e) => set(name, e.currentTarget.value && new Date(e.currentTarget.value).toISOString())} />
-    </label>
-  );
   return (
     <>
       <form class="filters" onSubmit={(e) => e.preventDefault()}>
@@ -71,8 +68,8 @@ export function Executions() {
         {choice("language", languages)}
         {choice("delivery_mode", modes)}
         {choice("webhook_delivery_status", ["pending", "delivered", "failed"])}
-        {time("created_after")}
-        {time("created_before")}
+        <TimeField name="created_after" value={query.get("created_after")} set={set} />
+        <TimeField name="created_before" value={query.get("created_before")} set={set} />
         <AddFilter add={set} />
         {[...query].filter(([name]) => texts.includes(name) || name.startsWith("metadata.")).map(([name, value]) => (
           <button key={name} type="button" aria-label={`Remove the filter ${name}`} onClick={() => set(name, "")}>
@@ -84,13 +81,6 @@ export function Executions() {
       <ExecutionTable filter={filter} empty={query.size ? undefined : "Nothing has been executed yet. Run a program here, or:"} />
     </>
   );
-}
-
-// localInput returns a time as a field for local times has it.
-function localInput(at: string | null): string {
-  if (!at || isNaN(Date.parse(at))) return "";
-  const time = new Date(at);
-  return new Date(time.getTime() - time.getTimezoneOffset() * 60_000).toISOString().slice(0, 16);
 }
 
 function AddFilter({ add }: { add: (name: string, value: string) => void }) {

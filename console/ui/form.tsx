@@ -19,6 +19,7 @@ interface Schema {
   items?: Schema;
   additionalProperties?: Schema | boolean;
   anyOf?: Schema[];
+  oneOf?: Schema[];
   maxLength?: number;
   format?: string;
 }
@@ -38,11 +39,12 @@ function schemas(): Promise<Record<string, Schema>> {
 }
 
 // Form edits an object of a schema. fields, if given, are the properties that are shown, in this order. What is empty is
-// not sent.
-export function Form({ schema: name, value: initial = {}, fields, submit: send, label, code }: {
+// not sent, nor is what value has beyond the schema: it may be a whole object, of which some settings can be changed.
+export function Form({ schema: name, value: initial = {}, fields, hidden, submit: send, label, code }: {
   schema: string;
   value?: Value;
   fields?: string[];
+  hidden?: string[]; // properties that are sent as they are
   submit: (value: Value) => Promise<unknown>;
   label: string;
   code?: string; // the language of a property that is a program
@@ -57,25 +59,27 @@ export function Form({ schema: name, value: initial = {}, fields, submit: send, 
   if (error) return <Failure of={error} />;
   if (!all) return <p class="faint">Loading …</p>;
   const schema = resolve(all[name], all);
+  const known = () => Object.fromEntries(Object.entries(value).filter(([name]) => schema.properties?.[name]));
   return (
-    <form class="form" onSubmit={(e) => (e.preventDefault(), submit(pruned(value)))}>
-      <Fields all={all} schema={schema} value={value} set={setValue} fields={fields} code={code} />
+    <form class="form" onSubmit={(e) => (e.preventDefault(), submit(pruned(known())))}>
+      <Fields all={all} schema={schema} value={value} set={setValue} fields={fields} hidden={hidden} code={code} />
       {failure}
       <div class="actions"><button class="primary" type="submit" disabled={busy} aria-busy={busy}>{label}</button></div>
     </form>
   );
 }
 
-function Fields({ all, schema, value, set, fields, code }: {
+function Fields({ all, schema, value, set, fields, hidden, code }: {
   all: Record<string, Schema>;
   schema: Schema;
   value: Value;
   set: (v: Value) => void;
   fields?: string[];
+  hidden?: string[];
   code?: string;
 }) {
   const required = schema.required ?? [];
-  const names = fields ?? [...Object.keys(schema.properties ?? {})].sort(
+  const names = fields ?? Object.keys(schema.properties ?? {}).filter((name) => !hidden?.includes(name)).sort(
     (a, b) => Number(required.includes(b)) - Number(required.includes(a)) || a.localeCompare(b),
   );
   return (
@@ -159,7 +163,7 @@ function Field({ name, all, schema, value, set, required, code }: {
   } else if (type === "object" && (schema.additionalProperties as Schema)?.type === "string") {
     input = <Lines {...common} value={Object.entries(value as Record<string, string> ?? {}).map(([k, v]) => `${k}=${v}`).join("\n")}
       placeholder="name=value, one per line" parse={(lines) => set(lines.length ? Object.fromEntries(lines.map(pair)) : undefined)} />;
-  } else if (type === "array" || type === "object") {
+  } else if (type === "array" || type === "object" || schema.oneOf) {
     input = <JSONField {...common} value={value} set={set} />;
   } else if (name === "code" || name === "file") {
     input = <Editor label={name} language={code ?? "python"} value={value as string ?? ""} onInput={set} />;
@@ -215,4 +219,23 @@ function pruned(value: Value): Value {
     if (!empty) kept[name] = part;
   }
   return kept;
+}
+
+// TimeField is a filter by a time, which it sets in the form of the API.
+export function TimeField({ name, value, set }: { name: string; value: string | null | undefined; set: (name: string, value: string) => void }) {
+  return (
+    <label>
+      {name}
+      <br />
+      <input type="datetime-local" value={localInput(value)}
+        onChange={(e) => set(name, e.currentTarget.value && new Date(e.currentTarget.value).toISOString())} />
+    </label>
+  );
+}
+
+// localInput returns a time as a field for local times has it.
+function localInput(at: string | null | undefined): string {
+  if (!at || isNaN(Date.parse(at))) return "";
+  const time = new Date(at);
+  return new Date(time.getTime() - time.getTimezoneOffset() * 60_000).toISOString().slice(0, 16);
 }

@@ -59,6 +59,7 @@ export const count = (n: number) => n.toLocaleString("en");
 
 const tones: Record<string, string> = {
   success: "good", succeeded: "good", delivered: "good", completed: "good", running: "busy", starting: "busy",
+  active: "good", suspended: "wait", deleting: "bad", revoked: "bad", expired: "bad",
   failed: "bad", timeout: "bad", oom: "bad", seccomp: "bad", blocked: "bad", error: "bad", unhealthy: "bad",
   queued: "wait", waiting: "wait", pending: "wait", paused: "wait", stopping: "wait", cancelling: "wait", draining: "wait",
 };

@@ -1,4 +1,5 @@
 import { call } from "../api/client.ts";
+import type { DeliveryAttempt } from "../api/schema.ts";
 import { useLive } from "../app/live.ts";
 import { useMay } from "../app/session.ts";
 import { Action } from "../ui/action.tsx";
@@ -17,17 +18,23 @@ export function Delivery({ id }: { id: string }) {
         <Facts of={[["URL", <Name>{d.url}</Name>], ["Status", <Status of={d.status} />], ["Id", <code>{d.webhook_id}</code>],
           ["Attempts", d.attempts_made], ["Next", d.next_at ? <Time at={d.next_at} /> : undefined], ["Reason", d.reason ?? undefined]]} />
       )}
-      {d?.attempts.map((a) => (
-        <details key={a.number}>
-          <summary>
-            {a.number}. <Time at={a.at} /> {a.status ?? ""} <Name>{a.error ?? ""}</Name> {duration(a.timings.total_ms)}
-          </summary>
-          <Facts of={[["Address", a.remote_addr], ["Detail", a.detail ? <Name>{a.detail}</Name> : undefined],
-            ["DNS", duration(a.timings.dns_ms)], ["Connect", duration(a.timings.connect_ms)], ["TLS", duration(a.timings.tls_ms)],
-            ["First byte", duration(a.timings.first_byte_ms)]]} />
-          {a.response !== null && <pre class="file" tabIndex={0}><Name>{a.response}</Name></pre>}
-        </details>
-      ))}
+      {d?.attempts.map((a) => <Attempt key={a.number} of={a} open={a.number === d.attempts_made} />)}
     </Section>
+  );
+}
+
+// Attempt shows what one attempt sent and what was answered.
+export function Attempt({ of: a, open }: { of: DeliveryAttempt; open?: boolean }) {
+  return (
+    <details open={open}>
+      <summary>
+        {a.number}. <Time at={a.at} /> <Status of={a.error ? "failed" : "delivered"} /> {a.status ?? ""} <Name>{a.error ?? ""}</Name>{" "}
+        {duration(a.timings.total_ms)}
+      </summary>
+      <Facts of={[["Address", a.remote_addr], ["Detail", a.detail ? <Name>{a.detail}</Name> : undefined],
+        ["DNS", duration(a.timings.dns_ms)], ["Connect", duration(a.timings.connect_ms)], ["TLS", duration(a.timings.tls_ms)],
+        ["First byte", duration(a.timings.first_byte_ms)]]} />
+      {a.response !== null && <pre class="file" tabIndex={0} aria-label="The answer"><Name>{a.response.replaceAll("\r\n", "\n")}</Name></pre>}
+    </details>
   );
 }

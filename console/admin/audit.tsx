@@ -1,0 +1,130 @@
+import { useState } from "preact/hooks";
+import { call, sendJSON } from "../api/client.ts";
+import type { AuditRecord as One } from "../api/schema.ts";
+import { useLive, usePages } from "../app/live.ts";
+import { link, navigate, path, useLocation } from "../app/router.ts";
+import { useSession } from "../app/session.ts";
+import { Action } from "../ui/action.tsx";
+import { Difference } from "../ui/diff.tsx";
+import { TimeField } from "../ui/form.tsx";
+import { type Column, Table } from "../ui/table.tsx";
+import { count, Empty, Facts, Failure, Name, Section, Status, Time } from "../ui/text.tsx";
+
+// outcome shows how an act ended. Of one that is not done, or during which the server died, there is the intent only.
+const outcome = (r: One) => <Status of={r.stage === "intent" ? "unknown" : r.error ? "failed" : "success"} />;
+
+// acts leaves out the intents of acts whose outcome is in the list, which has the newest first.
+function acts(records: One[]): One[] {
+  const done = new Set(records.map((r) => r.intent));
+  return records.filter((r) => r.stage === "outcome" || !done.has(r.sequence));
+}
+
+const columns: Column<One>[] = [
+  { head: "Record", cell: (r) => r.sequence },
+  { head: "Time", cell: (r) => <Time at={r.time} /> },
+  { head: "Action", cell: (r) => <code>{r.action}</code> },
+  { head: "Outcome", cell: outcome },
+  { head: "Answer", cell: (r) => r.status ?? "–", class: "number" },
+  { head: "Actor", cell: (r) => <Name>{`${r.actor.name} of ${r.actor.org}`}</Name> },
+  { head: "Object", cell: (r) => <Name>{`${r.object.kind} ${r.object.name}${r.object.org ? ` of ${r.object.org}` : ""}`}</Name> },
+];
+
+const fields = ["org", "actor", "action"] as const;
+
+export function Audit() {
+  const { query } = useLocation();
+  const { global } = useSession();
+  const filter = Object.fromEntries(query) as Record<string, string>;
+  const set = (name: string, value: string) => navigate("/admin/audit", { ...filter, [name]: value });
+  const list = usePages(
+    async (cursor, signal) => {
+      const page = await call("listAudit", { limit: 100, ...filter, cursor }, signal);
+      return { rows: page.records, next: page.next_cursor };
+    },
+    (r) => String(r.sequence),
+    [filter],
+  );
+  const field = (name: string, placeholder: string) => (
+    <label>
+      {name}
+      <br />
+      <input value={filter[name] ?? ""} size={17} placeholder={placeholder} spellcheck={false}
+        onChange={(e) => set(name, e.currentTarget.value.trim())} />
+    </label>
+  );
+  return (
+    <>
+      <form class="filters" onSubmit={(e) => e.preventDefault()}>
+        {fields.map((name) => field(name, { org: "any", actor: "key_… or mem_…", action: "such as key.create" }[name]))}
+        <TimeField name="created_after" value={filter.created_after} set={set} />
+        <TimeField name="created_before" value={filter.created_before} set={set} />
+        {query.size > 0 && <a href="#/admin/audit">all</a>}
+      </form>
+      <div class="actions">
+        <button onClick={list.reload}>Look again</button>
+        {global && <Verification />}
+      </div>
+      <Table label="Audit records" columns={columns} list={{ ...list, value: list.value && acts(list.value) }} keyOf={(r) => String(r.sequence)}
+        hrefOf={(r) => link(path("admin", "audit", String(r.sequence)), { at: r.time })}
+        empty={<Empty command="bullpen audit list --after 24h">No record matches.</Empty>} />
+    </>
+  );
+}
+
+// Verified is what the server found in the chain of all records.
+interface Verified {
+  records: number;
+  first: number;
+  last: number;
+  valid: boolean;
+  head_hash: string;
+  problem?: string | null;
+}
+
+function Verification() {
+  const [found, setFound] = useState<Verified>();
+  return (
+    <>
+      <Action run={() => sendJSON<Verified>("POST", "v1/admin/audit/verify").then(setFound)}>Verify the chain</Action>
+      {found && (
+        <span role="status">
+          <Status of={found.valid ? "success" : "failed"} /> {count(found.records)} records, {found.first} to {found.last}
+          {found.problem ? <>: <Name>{found.problem}</Name></> : ". None was altered or removed."}{" "}
+          <code title="The hash of the last record">{found.head_hash}</code>
+        </span>
+      )}
+    </>
+  );
+}
+
+// AuditRecord shows one record. Its address has its time, by which the API finds it.
+export function AuditRecord({ args: { sequence } }: { args: Record<string, string> }) {
+  const at = useLocation().query.get("at") ?? "";
+  const { value, error, loading } = useLive(async (signal) => {
+    const created_before = new Date(Date.parse(at) + 1).toISOString();
+    return (await call("listAudit", { created_after: at, created_before, limit: 100 }, signal)).records;
+  }, [at]);
+  const r = value?.find((r) => String(r.sequence) === sequence);
+  if (!r) return <><Failure of={error} />{!loading && !error && <Empty>There is no such record at that time.</Empty>}</>;
+  const begin = link("/admin/audit", { actor: r.actor.id, created_before: new Date(Date.parse(at) + 1).toISOString() });
+  return (
+    <>
+      <Facts of={[["Action", <code>{r.action}</code>], ["Outcome", outcome(r)], ["Time", <Time at={r.time} />],
+        ["Actor", <a href={begin}><Name>{`${r.actor.name} (${r.actor.id})`}</Name></a>], ["Of", <Name>{r.actor.org}</Name>],
+        ["Object", <Name>{`${r.object.kind} ${r.object.name}`}</Name>], ["Organisation", r.object.org ? <Name>{r.object.org}</Name> : undefined],
+        ["Answer", r.status ?? undefined], ["Error", r.error ?? undefined], ["From", <Name>{r.source_ip}</Name>],
+        ["Client", <Name>{r.user_agent}</Name>], ["Request", <Name>{r.request_id}</Name>], ["Begins with record", r.intent ?? undefined],
+        ["Execution", r.trace_id ? <a href={link(path("executions", r.trace_id))}>{r.trace_id}</a> : undefined]]} />
+      {(r.before || r.after) && (
+        <Section title="The object before and after">
+          <Difference before={text(r.before)} after={text(r.after)} />
+        </Section>
+      )}
+      <Section title="Chain">
+        <Facts of={[["Hash", <code>{r.hash}</code>], ["Hash of the record before", <code>{r.previous}</code>]]} />
+      </Section>
+    </>
+  );
+}
+
+const text = (object: unknown) => object ? JSON.stringify(object, null, 2) : "";

@@ -1,0 +1,101 @@
+import { useState } from "preact/hooks";
+import { call } from "../api/client.ts";
+import type { Endpoint } from "../api/schema.ts";
+import { useEvery, useLive } from "../app/live.ts";
+import { link, type Page, path, useParam } from "../app/router.ts";
+import { useMay } from "../app/session.ts";
+import { ExecutionTable } from "../executions/list.tsx";
+import { Action } from "../ui/action.tsx";
+import { TimeField } from "../ui/form.tsx";
+import { type Column, Table } from "../ui/table.tsx";
+import { count, Empty, Name, Section, Status, Time } from "../ui/text.tsx";
+import { Delivery } from "./delivery.tsx";
+import { Settings } from "./settings.tsx";
+
+function Webhooks() {
+  const [key] = useParam("key");
+  return (
+    <>
+      <Settings of={key || undefined} />
+      <Endpoints />
+      <Deliveries />
+    </>
+  );
+}
+
+function Endpoints() {
+  const list = useLive(async (signal) => (await call("listEndpoints", {}, signal)).endpoints, [], "executions");
+  useEvery(15_000, list.reload);
+  const mayExecute = useMay("execute");
+  const columns: Column<Endpoint>[] = [
+    { head: "URL", cell: (e) => <Name>{e.url}</Name> },
+    { head: "Status", cell: (e) => <Status of={e.disabled_at ? "disabled" : "failing"} /> },
+    { head: "Failing since", cell: (e) => <Time at={e.failing_since} /> },
+    { head: "Disabled", cell: (e) => <Time at={e.disabled_at} /> },
+    { head: "Reason", cell: (e) => <Name>{e.reason ?? "–"}</Name> },
+    { head: "Action", class: "acts", cell: (e) => mayExecute && e.disabled_at && (
+      <Action run={() => call("enableEndpoint", { body: { url: e.url } }).then(list.reload)}>Enable</Action>
+    ) },
+  ];
+  return (
+    <Section title="URLs at which webhooks fail">
+      <Table label="Failing URLs" columns={columns} list={list} keyOf={(e) => e.url}
+        empty={<Empty command="bullpen webhook endpoints">Webhooks of the organisation fail nowhere.</Empty>} />
+    </Section>
+  );
+}
+
+function Deliveries() {
+  const [status, setStatus] = useParam("status", "failed");
+  return (
+    <Section title="Deliveries" actions={useMay("execute") && <ReplayFailed />}>
+      <form class="filters" onSubmit={(e) => e.preventDefault()}>
+        <label>
+          status
+          <br />
+          <select value={status} onChange={(e) => setStatus(e.currentTarget.value)}>
+            {["failed", "pending", "delivered"].map((s) => <option key={s}>{s}</option>)}
+          </select>
+        </label>
+      </form>
+      <ExecutionTable filter={{ webhook_delivery_status: status } as Parameters<typeof ExecutionTable>[0]["filter"]}
+        hrefOf={(id) => link(path("webhooks", id))} empty={`No webhook is ${status}.`} />
+    </Section>
+  );
+}
+
+// ReplayFailed sends again what has failed since a time.
+function ReplayFailed() {
+  const [since, setSince] = useState(() => new Date(Date.now() - 24 * 3600_000).toISOString());
+  const [done, setDone] = useState<string>();
+  const run = async () => {
+    let after: string | undefined, replayed = 0;
+    do {
+      const progress = await call("replayFailed", { since, after });
+      replayed += progress.replayed;
+      after = progress.next ?? undefined;
+      setDone(`${count(replayed)} sent again, ${count(progress.left)} left`);
+    } while (after);
+  };
+  return (
+    <>
+      <span role="status">{done}</span>
+      <TimeField name="failed since" value={since} set={(_, value) => value && setSince(value)} />
+      <Action run={run} confirm="Send all webhooks again that have failed since then?">Replay failed</Action>
+    </>
+  );
+}
+
+function One({ args: { id } }: { args: Record<string, string> }) {
+  return (
+    <>
+      <p>Of the execution <a href={link(path("executions", id))}><code>{id}</code></a></p>
+      <Delivery id={id} />
+    </>
+  );
+}
+
+export const pages: Page[] = [
+  { path: "/webhooks", title: "Webhooks", view: Webhooks, nav: { group: "Delivery", key: "h" }, scope: "read" },
+  { path: "/webhooks/:id", title: "Webhook", view: One, scope: "read" },
+];

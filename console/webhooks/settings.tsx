@@ -1,0 +1,66 @@
+// The webhook of an API key: where results are sent, how, and with what signature.
+import { useState } from "preact/hooks";
+import { type ApiError, call } from "../api/client.ts";
+import type { DeliveryAttempt, Webhook, WebhookRequest, WebhookRotation } from "../api/schema.ts";
+import { useLive } from "../app/live.ts";
+import { useMay, useSession } from "../app/session.ts";
+import { Action, Opener, Secret } from "../ui/action.tsx";
+import { Form } from "../ui/form.tsx";
+import { Empty, Facts, Failure, Name, Section, Time } from "../ui/text.tsx";
+import { Attempt } from "./delivery.tsx";
+
+const absent = (error: ApiError | undefined) => error?.status === 404;
+
+// Settings shows those of the caller's key, or for administrators of the one with an id.
+export function Settings({ of: key }: { of: string | undefined }) {
+  const { value: w, error, reload } = useLive((signal) => call("getWebhook", { key }, signal), [key ?? ""]);
+  const { name } = useSession();
+  const mayChange = useMay("execute") || useMay("admin");
+  const [secret, setSecret] = useState<string>();
+  const [tested, setTested] = useState<DeliveryAttempt>();
+  const done = (w: Webhook, close: () => void) => (setSecret(w.secret), reload(), close());
+  const put = (close: () => void) => (
+    <Form schema="WebhookRequest" label="Set" submit={async (body) => done(await call("putWebhook", { key, body: body as WebhookRequest }), close)} />
+  );
+  return (
+    <Section title={`Settings of the key ${key ?? name}`} actions={mayChange && w && (
+      <>
+        <Action run={() => call("testWebhook", { key }).then(setTested)} disabled={!w.url}>Send a test</Action>
+        <Opener label="Edit" title="Edit the webhook settings">
+          {(close) => (
+            <Form schema="WebhookRequest" hidden={["secret"]} value={{ ...w }} label="Save"
+              submit={async ({ secret: _, ...body }) => done(await call("patchWebhook", { key, body: body as WebhookRequest }), close)} />
+          )}
+        </Opener>
+        <Opener label="Rotate the secret">
+          {(close) => (
+            <Form schema="WebhookRotation" label="Rotate"
+              submit={async (body) => done(await call("rotateWebhook", { key, body: body as WebhookRotation }), close)} />
+          )}
+        </Opener>
+        <Action danger confirm="Remove the settings with their secrets? Pending deliveries are then sent unsigned."
+          run={() => call("deleteWebhook", { key }).then(reload)}>Remove</Action>
+      </>
+    )}>
+      {!absent(error) && <Failure of={error} />}
+      {secret && <Secret label="The secret that signs webhooks." value={secret} />}
+      {absent(error) && (
+        <>
+          <Empty command="bullpen key webhook set https://ci.example.com/hooks/bullpen">
+            The key has no webhook of its own: only executions that name a webhook_url send one.
+          </Empty>
+          {mayChange && <div class="actions"><Opener label="Set a webhook" primary>{put}</Opener></div>}
+        </>
+      )}
+      {w && !absent(error) && (
+        <Facts of={[["URL", w.url ? <Name>{w.url}</Name> : "none"], ["Attempts at most", w.max_attempts],
+          ["Waits between them", w.waits.map((s) => `${s} s`).join(", ")], ["Timeout of one", `${w.timeout} s`],
+          ["Headers with the signature", <Name>{["Webhook-Signature", ...w.signature_headers].join(", ")}</Name>],
+          ["Secret", w.secret_hint ? <code>{w.secret_hint}</code> : "none: not signed"],
+          ["Previous secret", w.old_secret_until ? <><code>{w.old_secret_hint}</code> until <Time at={w.old_secret_until} /></> : undefined],
+          ["Changed", <Time at={w.updated_at} />]]} />
+      )}
+      {tested && <Section title="The test"><Attempt of={tested} open /></Section>}
+    </Section>
+  );
+}
