@@ -1,6 +1,10 @@
 // The console: a page for tenants and operators. Each folder has the pages of one kind of object in the API's words.
 import { render } from "preact";
 import { App } from "./app/app.tsx";
+import { pages as agentSessions } from "./agent_sessions/pages.tsx";
 import { pages as executions } from "./executions/pages.tsx";
+import { pages as sandboxes } from "./sandboxes/pages.tsx";
+import { pages as storage } from "./storage/pages.tsx";
+import { pages as threads } from "./threads/pages.tsx";
 
-render(<App pages={[...executions]} />, document.getElementById("app")!);
+render(<App pages={[...executions, ...sandboxes, ...agentSessions, ...threads, ...storage]} />, document.getElementById("app")!);

@@ -113,8 +113,15 @@ export function asError(e: unknown): ApiError {
 // useTick renders again every second, for what shows the time.
 export function useTick(ms = 1000) {
   const [, set] = useState(0);
+  useEvery(ms, () => set((n) => n + 1));
+}
+
+// useEvery calls f at intervals, while the page is visible.
+export function useEvery(ms: number, f: () => void) {
+  const last = useRef(f);
+  last.current = f;
   useEffect(() => {
-    const timer = setInterval(() => document.hidden || set((n) => n + 1), ms);
+    const timer = setInterval(() => document.hidden || last.current(), ms);
     return () => clearInterval(timer);
   }, [ms]);
 }
