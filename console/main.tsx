@@ -1,8 +1,17 @@
 // The console: a page for tenants and operators. Each folder has the pages of one kind of object in the API's words.
 import { render } from "preact";
-import { App } from "./app/app.tsx";
 import { pages as admin } from "./admin/pages.tsx";
+import { pages as agentSessions } from "./agent_sessions/pages.tsx";
+import { App } from "./app/app.tsx";
 import { pages as executions } from "./executions/pages.tsx";
+import { pages as sandboxes } from "./sandboxes/pages.tsx";
+import { pages as storage } from "./storage/pages.tsx";
+import { pages as threads } from "./threads/pages.tsx";
 import { pages as webhooks } from "./webhooks/pages.tsx";
 
-render(<App pages={[...executions, ...webhooks, ...admin]} />, document.getElementById("app")!);
+// In the order of the navigation.
+const pages = [
+  ...executions, ...sandboxes, ...agentSessions, ...threads, ...storage, ...webhooks, ...admin,
+];
+
+render(<App pages={pages} />, document.getElementById("app")!);

@@ -2,10 +2,13 @@ package gateway
 
 import (
 	"errors"
+	"io"
+	"net/http"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/bullpen-run/bullpen/gateway/agents"
 	"github.com/bullpen-run/bullpen/gateway/login/logintest"
 	"github.com/bullpen-run/bullpen/proto"
 )
@@ -340,4 +343,39 @@ func TestAdministratorOfAnOrganisationAddsMembers(t *testing.T) {
 		t.Errorf("an administrator of beta sees %v", list)
 	}
 	boss.do("GET", "/v1/admin/members?org=acme", "").want(404, "not_found")
+}
+
+// A surface that accepts sessions checks their requests as this server's own API does.
+func TestSurfaceWithSessions(t *testing.T) {
+	h := newHarness(t, withPlainURL, withSurface(func(a *agents.Agent, w http.ResponseWriter, _ *http.Request) error {
+		org, _ := a.Caller()
+		_, err := io.WriteString(w, org)
+		return err
+	}))
+	for _, accepted := range []bool{false, true} {
+		h.server.Surfaces[0].Cookies = accepted
+		h.remount()
+		b := h.browser()
+		b.signInWithKey(h.key).want(201, "")
+		for _, c := range []struct {
+			method, path string
+			headers      []string
+			status       int
+		}{
+			{"GET", "/other/files", nil, 200},
+			{"POST", "/other/run", []string{"X-Bullpen-Org", "acme"}, 200},
+			{"POST", "/other/run", nil, 403},
+			{"POST", "/other/run", []string{"X-Bullpen-Org", "beta"}, 403},
+			{"GET", "/other/files", []string{"Sec-Fetch-Site", "cross-site"}, 403},
+			{"POST", "/other/run", []string{"X-Bullpen-Org", "acme", "Authorization", "Basic YTpi"}, 401},
+		} {
+			a, want := b.do(c.method, c.path, "", c.headers...), c.status
+			if !accepted {
+				want = 401
+			}
+			if a.status != want || want == 200 && string(a.body) != "acme" {
+				t.Errorf("cookies accepted: %t; %s %s %v: %d %s", accepted, c.method, c.path, c.headers, a.status, a.body)
+			}
+		}
+	}
 }

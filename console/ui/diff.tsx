@@ -1,17 +1,23 @@
-// The difference of two texts by lines.
 import { visible } from "./text.tsx";
 
-const maxCells = 4_000_000; // of the table of the comparison, beyond which the texts count as different as a whole
+const classes: Record<string, string> = { "+": "added", "-": "removed", "@": "hunk" };
 
-// Difference shows which lines of before are not in after, and the other way round.
-export function Difference({ before, after }: { before: string; after: string }) {
+// Diff shows a difference in the unified format.
+export function Diff({ of }: { of: string }) {
   return (
-    <pre class="file" tabIndex={0}>
-      {compare(lines(before), lines(after)).map(([sign, line], i) => (
-        <div key={i} class={sign === "+" ? "added" : sign === "-" ? "removed" : ""}>{sign} {visible(line)}</div>
+    <pre class="file diff" tabIndex={0}>
+      {of.replace(/\r?\n$/, "").split(/\r?\n/).map((line, i) => (
+        <span key={i} class={/^(\+\+\+|---) /.test(line) ? "hunk" : classes[line[0]] ?? ""}>{visible(line) + "\n"}</span>
       ))}
     </pre>
   );
+}
+
+const maxCells = 4_000_000; // of the table of a comparison, beyond which texts count as different as a whole
+
+// Difference shows which lines of before are not in after, and the other way round.
+export function Difference({ before, after }: { before: string; after: string }) {
+  return <Diff of={compare(lines(before), lines(after)).map(([sign, line]) => sign + line).join("\n")} />;
 }
 
 const lines = (text: string) => text ? text.split("\n") : [];

@@ -15,26 +15,49 @@ interface Piece {
 
 const maxShown = 1 << 20; // characters of output that the page shows; the newest
 
+// useLog collects output, and shows it once in a frame. It begins anew when deps change.
+export function useLog(deps: unknown[]) {
+  const [, draw] = useState(0);
+  const log = useMemo(() => {
+    const terminals = new Map<string, Terminal>();
+    let frame = 0;
+    const pieces: Piece[] = [];
+    const at = {
+      pieces,
+      length: 0,
+      cut: false, // whether older pieces are gone
+      // add adds output. Pieces of one source continue its lines and colours.
+      add(stream: Piece["stream"], text: string, source: string = stream) {
+        if (!terminals.has(source)) terminals.set(source, new Terminal());
+        pieces.push({ stream, spans: terminals.get(source)!.write(text), length: text.length });
+        at.length += text.length;
+        while (at.length > maxShown && pieces.length > 1) {
+          at.length -= pieces.shift()!.length;
+          at.cut = true;
+        }
+        frame ||= requestAnimationFrame(() => (frame = 0, draw((n) => n + 1)));
+      },
+      clear() {
+        pieces.length = at.length = 0;
+        at.cut = false;
+        terminals.clear();
+      },
+      close: () => cancelAnimationFrame(frame),
+    };
+    return at;
+  }, deps);
+  useEffect(() => log.close, [log]);
+  return log;
+}
+
 // Output follows the events of an execution. It calls onResult with the last one.
 export function Output({ id, onResult }: { id: string; onResult?: (e: ResultEvent) => void }) {
   const [state, setState] = useState<StreamState>("connecting");
   const [error, setError] = useState<ApiError>();
-  const [, draw] = useState(0);
   const [only, setOnly] = useState<"" | "stdout" | "stderr">("");
-  const log = useMemo(() => ({ pieces: [] as Piece[], length: 0, cut: false }), [id]);
+  const log = useLog([id]);
   useEffect(() => {
-    const terminals = { stdout: new Terminal(), stderr: new Terminal() };
     const stop = new AbortController();
-    let frame = 0;
-    const add = (piece: Piece) => {
-      log.pieces.push(piece);
-      log.length += piece.length;
-      while (log.length > maxShown && log.pieces.length > 1) {
-        log.length -= log.pieces.shift()!.length;
-        log.cut = true;
-      }
-      frame ||= requestAnimationFrame(() => (frame = 0, draw((n) => n + 1)));
-    };
     follow({
       url: () => address("getOutput", { id }),
       signal: stop.signal,
@@ -44,17 +67,17 @@ export function Output({ id, onResult }: { id: string; onResult?: (e: ResultEven
         const event = JSON.parse(data) as Event;
         if (event.type === "output") {
           const e = event as { stream: "stdout" | "stderr"; data: string };
-          add({ stream: e.stream, spans: terminals[e.stream].write(e.data), length: e.data.length });
+          log.add(e.stream, e.data);
         } else if (event.type === "keepalive") {
           const missing = (event as { missing?: { first: number; last: number } }).missing;
-          if (missing) add({ stream: "gap", spans: [{ class: "", text: `… output is missing here …\n` }], length: 0 });
+          if (missing) log.add("gap", "… output is missing here …\n");
         } else if (event.type === "result") {
           onResult?.(event as ResultEvent);
           return "end";
         }
       },
     });
-    return () => (stop.abort(), cancelAnimationFrame(frame));
+    return () => stop.abort();
   }, [id]);
   const shown = log.pieces.filter((p) => !only || p.stream === only);
   return (
@@ -82,19 +105,23 @@ export function StreamSign({ state }: { state: StreamState }) {
   return <span class={"status " + tone[state]} role="status">{words[state]}</span>;
 }
 
-// Log keeps its end in view until the reader scrolls up.
-function Log({ pieces, ended }: { pieces: Piece[]; ended: boolean }) {
-  const at = useRef<HTMLPreElement>(null);
+// useEnd returns the properties of a box that keeps its end in view until the reader scrolls up.
+export function useEnd<T extends HTMLElement>() {
+  const ref = useRef<T>(null);
   const atEnd = useRef(true);
   useEffect(() => {
-    if (atEnd.current && at.current) at.current.scrollTop = at.current.scrollHeight;
+    if (atEnd.current && ref.current) ref.current.scrollTop = ref.current.scrollHeight;
   });
+  const onScroll = () => {
+    const box = ref.current!;
+    atEnd.current = box.scrollHeight - box.scrollTop - box.clientHeight < 20;
+  };
+  return { ref, onScroll };
+}
+
+export function Log({ pieces, ended }: { pieces: Piece[]; ended: boolean }) {
   return (
-    <pre class="log" ref={at} tabIndex={0} role="log" aria-live="off" aria-label="Output"
-      onScroll={(e) => {
-        const box = e.currentTarget;
-        atEnd.current = box.scrollHeight - box.scrollTop - box.clientHeight < 20;
-      }}>
+    <pre class="log" {...useEnd<HTMLPreElement>()} tabIndex={0} role="log" aria-live="off" aria-label="Output">
       {pieces.length === 0 && <span class="faint">{ended ? "It printed nothing." : "Nothing yet."}</span>}
       {pieces.map((p, i) => <span key={i} class={p.stream}><Spans of={p.spans} /></span>)}
     </pre>

@@ -25,6 +25,8 @@ type Surface struct {
 	// Key, if not nil, returns the API key of a request, or "". Otherwise it is in KeyHeader or in
 	// Authorization, with the scheme Bearer.
 	Key func(r *http.Request) string
+	// Cookies is whether requests without Authorization may have a browser's session.
+	Cookies bool
 }
 
 // SurfaceRow is a route of a surface with its handler, which returns an error if it has not
@@ -98,11 +100,12 @@ func (i *Info) afterCalls(err error) error {
 }
 
 // Adopt converts a surface's request: its errors take the surface's form, and its key moves to the
-// usual header. Surfaces do not accept cookies.
+// usual header.
 func (surface *Surface) Adopt(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		infoOf(r.Context()).WriteError = func(w http.ResponseWriter, e *api.Error) { surface.WriteError(w, r, e) }
 		switch {
+		case surface.Cookies && r.Header.Get("Authorization") == "":
 		case surface.Key != nil:
 			r.Header.Set("Authorization", "Bearer "+surface.Key(r))
 		case r.Header.Get("Authorization") == "":

@@ -28,7 +28,9 @@ func (s *system) serveSandboxAgent(server *gateway.Server, service *sessions.Ser
 		Service: service, Log: s.log,
 		Host: func(r *http.Request) rest.Host { return sessionHost{server.Agents().ForRequest(r)} },
 	}
-	surface := web.Surface{WriteError: rest.WriteError, Key: rest.Token, Prefixes: []string{rest.Prefix + "/"}}
+	surface := web.Surface{
+		WriteError: rest.WriteError, Key: rest.Token, Cookies: true, Prefixes: []string{rest.Prefix + "/"},
+	}
 	list := routes.Routes(false)
 	if s.cfg.AgentSessionsAtRoot {
 		list = append(list, routes.Routes(true)...)

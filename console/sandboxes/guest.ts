@@ -1,0 +1,123 @@
+// Calls of the guest of a sandbox: the Connect protocol with JSON.
+import { address, ApiError, call, send } from "../api/client.ts";
+
+const unary = (id: string, name: string, body: unknown, signal?: AbortSignal) => {
+  const [service, method] = name.split("/");
+  return call("callGuest", { id, service, method, body }, signal) as Promise<never>;
+};
+
+export interface Process {
+  pid: number;
+  tag?: string;
+  config?: { cmd?: string; args?: string[]; cwd?: string };
+}
+
+// ProcessEvent is an event of a process. Output is base64.
+export interface ProcessEvent {
+  start?: { pid: number };
+  data?: { stdout?: string; stderr?: string; pty?: string; seq?: string };
+  end?: { exitCode?: number; exited?: boolean; status?: string; error?: string };
+  gap?: { last?: string };
+}
+
+export async function processes(id: string, signal?: AbortSignal): Promise<Process[]> {
+  return (await unary(id, "process.Process/List", {}, signal) as { processes?: Process[] }).processes ?? [];
+}
+
+export const sendSignal = (id: string, pid: number, signal: "SIGNAL_SIGTERM" | "SIGNAL_SIGKILL") =>
+  unary(id, "process.Process/SendSignal", { process: { pid }, signal });
+
+// start starts a command, which goes on after that, and returns its process id.
+export async function start(id: string, user: string, command: string): Promise<number> {
+  const stop = new AbortController();
+  const process = { cmd: "/bin/sh", args: ["-c", command] };
+  try {
+    for await (const e of stream(id, "Start", { process, stdin: false, numbered: true }, stop.signal, user)) {
+      if (e.start) return e.start.pid;
+    }
+  } finally {
+    stop.abort();
+  }
+  throw new ApiError("the guest did not say which process it started", 0, "guest");
+}
+
+// output streams the events of a process after a number of its output.
+export const output = (id: string, pid: number, after: string, signal: AbortSignal) =>
+  stream(id, "Connect", { process: { pid }, afterSeq: after }, signal);
+
+// stream calls a method that answers with a stream. Each message follows a byte with flags and its length in four.
+async function* stream(
+  id: string,
+  method: string,
+  message: unknown,
+  signal: AbortSignal,
+  user = "",
+): AsyncGenerator<ProcessEvent> {
+  const text = new TextEncoder().encode(JSON.stringify(message));
+  const body = new Uint8Array(5 + text.length);
+  new DataView(body.buffer).setUint32(1, text.length);
+  body.set(text, 5);
+  const headers: Record<string, string> = { "Content-Type": "application/connect+json", "Connect-Protocol-Version": "1" };
+  if (user) headers["Bullpen-User"] = user;
+  const answer = await send("POST", address("callGuest", { id, service: "process.Process", method }), { body, headers, signal });
+  const reader = answer.body!.getReader();
+  let rest = new Uint8Array(0);
+  try {
+    for (;;) {
+      const { done, value } = await reader.read();
+      if (done) return;
+      const all = new Uint8Array(rest.length + value.length);
+      all.set(rest);
+      all.set(value, rest.length);
+      rest = all;
+      while (rest.length >= 5) {
+        const length = new DataView(rest.buffer, rest.byteOffset).getUint32(1);
+        if (rest.length < 5 + length) break;
+        const decoded = JSON.parse(new TextDecoder().decode(rest.subarray(5, 5 + length)));
+        const last = rest[0] & 2;
+        rest = rest.subarray(5 + length);
+        if (!last) yield decoded.event;
+        else if (decoded.error) throw new ApiError(decoded.error.message ?? decoded.error.code, 400, decoded.error.code);
+        else return;
+      }
+    }
+  } finally {
+    reader.cancel().catch(() => {}); // the connection may be gone
+  }
+}
+
+interface GuestEntry {
+  name: string;
+  path: string;
+  type?: string;
+  size?: string;
+  modifiedTime?: string;
+  isSymlink?: boolean;
+}
+
+// entry describes a file or a directory. A link is described by what it leads to.
+function entry(e: GuestEntry) {
+  const type = e.type === "FILE_TYPE_FILE" ? "file" : e.type === "FILE_TYPE_DIRECTORY" ? "directory"
+    : e.isSymlink ? "link" : "special";
+  return { name: e.name, path: e.path, type, size: Number(e.size ?? 0), modified: e.modifiedTime } as const;
+}
+
+const filesystem = <T>(id: string, method: string, body: unknown, signal?: AbortSignal): Promise<T> =>
+  unary(id, "filesystem.Filesystem/" + method, body, signal);
+
+export async function list(id: string, path: string, signal: AbortSignal) {
+  const at = entry((await filesystem<{ entry: GuestEntry }>(id, "Stat", { path }, signal)).entry);
+  if (at.type !== "directory") return [{ ...at, path }];
+  const { entries } = await filesystem<{ entries?: GuestEntry[] }>(id, "ListDir", { path, depth: 1 }, signal);
+  return (entries ?? []).map(entry);
+}
+
+export const remove = (id: string, path: string) => filesystem(id, "Remove", { path });
+export const move = (id: string, source: string, destination: string) => filesystem(id, "Move", { source, destination });
+
+// file returns the address of a file's content.
+export function file(id: string, path: string): URL {
+  const url = address("readGuest", { id, name: "files" });
+  url.searchParams.set("path", path);
+  return url;
+}

@@ -1,0 +1,46 @@
+import { call } from "../api/client.ts";
+import type { Thread as Listed } from "../api/schema.ts";
+import { usePages } from "../app/live.ts";
+import { link, type Page, path } from "../app/router.ts";
+import { type Column, Table } from "../ui/table.tsx";
+import { bytes, count, Empty, Name, Time } from "../ui/text.tsx";
+import { Thread } from "./thread.tsx";
+
+const columns: Column<Listed>[] = [
+  { head: "Thread", cell: (t) => <Name>{t.id}</Name> },
+  { head: "Version", cell: (t) => t.version, class: "number" },
+  { head: "Size", cell: (t) => bytes(t.bytes), class: "number" },
+  { head: "Files", cell: (t) => count(t.files), class: "number" },
+  { head: "Used", cell: (t) => <Time at={t.used_at} /> },
+  { head: "Created", cell: (t) => <Time at={t.created_at} /> },
+  {
+    head: "Held by",
+    cell: (t) => t.holder ? <a href={link(path("executions", t.holder))}>{t.holder}</a> : <span class="faint">nobody</span>,
+  },
+];
+
+function Threads() {
+  const list = usePages(
+    async (cursor, signal) => {
+      const page = await call("listThreads", { limit: 100, cursor }, signal);
+      return { rows: page.threads, next: page.next_cursor };
+    },
+    (t) => t.id,
+    [],
+    "threads",
+    "executions",
+  );
+  return (
+    <Table label="Threads" columns={columns} list={list} keyOf={(t) => t.id} hrefOf={(t) => link(path("threads", t.id))}
+      empty={
+        <Empty command="echo 'date >> visits' | bullpen run --thread notebook-1 -l bash -">
+          A thread is a home directory that outlives executions. The first execution that names it makes it:
+        </Empty>
+      } />
+  );
+}
+
+export const pages: Page[] = [
+  { path: "/threads", title: "Threads", view: Threads, nav: { group: "Storage", key: "t" }, scope: "read" },
+  { path: "/threads/:id", title: "Thread", view: Thread, scope: "read" },
+];

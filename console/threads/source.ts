@@ -1,0 +1,49 @@
+// Files of threads and volumes, by the routes that both have.
+import { address, call, send, sendJSON } from "../api/client.ts";
+import type { FileListRequest } from "../api/schema.ts";
+import type { Source } from "../ui/files.tsx";
+
+const largeFile = 64 << 20; // bytes from which on a file is uploaded in parts
+
+// stored returns the files of a thread or a volume: the newest ones, or those of a version, which do not change.
+export function stored(
+  source: FileListRequest["source"],
+  id: string,
+  version: number | undefined,
+  mayChange: boolean,
+): Source {
+  const at = { source, id, version };
+  const signed = async (path: string, inline?: boolean) =>
+    new URL((await call("fileDownloadURL", { body: { ...at, path, inline } })).url);
+  const files: Source = {
+    key: `${source}/${id}/${version ?? ""}`,
+    kinds: version ? [] : ["threads", "executions"],
+    start: "",
+    top: [source === "thread" ? "home" : "/data/" + id, ""],
+    list: async (path, signal) => (await call("listFiles", { body: { ...at, path } }, signal)).files,
+    address: (path) => signed(path),
+    inline: (path) => signed(path, true),
+  };
+  if (version || !mayChange) return files;
+  return {
+    ...files,
+    upload: async (path, file, progress) => {
+      const body = { source, id, path, content_length: file.size };
+      // Slices have no media type, which the URL would have to be made for.
+      if (file.size < largeFile) return send("PUT", (await call("fileUploadURL", { body })).url, { body: file.slice(0) });
+      const upload = await call("createUpload", { body });
+      for (let part = 1; part <= upload.parts; part++) {
+        progress(`part ${part} of ${upload.parts}`);
+        await send("PUT", `${upload.url}?part=${part}`, {
+          body: file.slice((part - 1) * upload.part_size, part * upload.part_size),
+        });
+      }
+      await sendJSON("POST", upload.url);
+    },
+    rename: (path, to) => call("renameFile", { body: { source, id, path, to } }),
+    remove: (path, recursive) => call("deleteFile", { body: { source, id, path, recursive } }),
+  };
+}
+
+// archive returns the address of a version as a tar.
+export const archive = (id: string, version?: number) => address("archiveThread", { id, version }).href;
