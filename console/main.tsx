@@ -6,6 +6,7 @@ import { pages as batches } from "./batches/pages.tsx";
 import { pages as executions } from "./executions/pages.tsx";
 import { pages as pipelines } from "./pipelines/pages.tsx";
 import { pages as schedules } from "./schedules/pages.tsx";
+import { pages as usage } from "./usage/pages.tsx";
 import { pages as webhooks } from "./webhooks/pages.tsx";
 
-render(<App pages={[...executions, ...pipelines, ...schedules, ...batches, ...webhooks, ...admin]} />, document.getElementById("app")!);
+render(<App pages={[...executions, ...usage, ...pipelines, ...schedules, ...batches, ...webhooks, ...admin]} />, document.getElementById("app")!);
