@@ -23,7 +23,6 @@ export function NewBatch() {
       more={more}
       submit={create}
       label="Create"
-      value={{ request: { language: "python" } }}
     >
       {() => (
         <fieldset

@@ -7,7 +7,7 @@ import { ExecutionTable } from "../executions/list.tsx";
 import { Action } from "../ui/action.tsx";
 import { Waterfall } from "../ui/chart.tsx";
 import { Output } from "../ui/output.tsx";
-import { duration, Facts, Failure, Name, Section, Status, Time } from "../ui/text.tsx";
+import { duration, Facts, Failure, Name, Section, Status, Time, visible } from "../ui/text.tsx";
 import { Graph, keyOf } from "./graph.tsx";
 import { Took, took } from "./list.tsx";
 
@@ -99,7 +99,7 @@ function Cell({ id, cell: c, reload }: { id: string; cell: PipelineCell; reload:
                   class="button"
                   key={a.name}
                   download
-                  title={a.paths.join(", ")}
+                  title={visible(a.paths.join(", "))}
                   href={address("getPipelineArtifact", {
                     id,
                     step: c.step,

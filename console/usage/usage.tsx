@@ -12,7 +12,8 @@ type Value = (row: UsageRow) => number;
 
 const compact = (n: number) => new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 }).format(n);
 const cpu = (n: number) => duration(n * 1000);
-const memory = (n: number) => n < 3600 * 1024 ? `${compact(n / 1024)} GiB·s` : `${compact(n / 3600 / 1024)} GiB·h`;
+const memory = (gibSeconds: number) =>
+  gibSeconds < 3600 ? `${compact(gibSeconds)} GiB·s` : `${compact(gibSeconds / 3600)} GiB·h`;
 
 const outcomes = ["success", "failed", "timeout", "oom", "seccomp", "cancelled"] as const;
 const colours: Record<typeof outcomes[number], number> = {
@@ -26,7 +27,7 @@ const colours: Record<typeof outcomes[number], number> = {
 
 const metrics: Array<{ title: string; value: Value; format: (n: number) => string }> = [
   { title: "CPU time", value: (r) => r.cpu_seconds, format: cpu },
-  { title: "Memory × time", value: (r) => r.memory_mib_seconds, format: memory },
+  { title: "Memory × time", value: (r) => r.memory_mib_seconds / 1024, format: memory },
   { title: "Live sandboxes, running time", value: (r) => r.sandbox_seconds, format: cpu },
   { title: "Output", value: (r) => r.output_bytes, format: bytes },
   { title: "Sent through the network", value: (r) => r.bytes_out, format: bytes },
@@ -115,18 +116,19 @@ function Organisations({ own, value, set }: { own: string; value: string; set: (
 function Charts({ report, group }: { report: Report; group: string }) {
   const days = daysOf(report);
   const labels = days.map((day) => day.slice(5));
-  const byDay = Map.groupBy(report.rows, (r) => r.day);
-  const perDay = (rows: UsageRow[], value: Value) => days.map((day) => sum(rows.filter((r) => r.day === day), value));
+  const perDay = (rows: UsageRow[], value: Value) => {
+    const byDay = Map.groupBy(rows, (r) => r.day);
+    return days.map((day) => sum(byDay.get(day) ?? [], value));
+  };
   const parts = group ? partsOf(report.rows, group) : [];
   const seriesOf = (value: Value, name: string): Series[] =>
     group
-      ? parts.map((p, colour) => ({ name: p.name, colour, values: perDay(p.rows, value) })).filter((s) =>
-        s.values.some(Boolean)
-      )
-      : [{ name, values: days.map((day) => sum(byDay.get(day) ?? [], value)) }];
+      ? parts.map((p, colour) => ({ name: p.name, colour, values: perDay(p.rows, value) })).filter(isUsed)
+      : [{ name, values: perDay(report.rows, value) }];
   const executions: Series[] = group
     ? seriesOf((r) => r.executions.total, "")
-    : outcomes.map((o) => ({ name: o, colour: colours[o], values: perDay(report.rows, (r) => r.executions[o]) }));
+    : outcomes.map((o) => ({ name: o, colour: colours[o], values: perDay(report.rows, (r) => r.executions[o]) }))
+      .filter(isUsed);
   const total = sum(report.rows, (r) => r.executions.total);
   const tile = (value: string, label: string) => (
     <div class="tile">
@@ -170,7 +172,7 @@ function Charts({ report, group }: { report: Report; group: string }) {
 
 const quotaNames: Record<QuotaUse["name"], [label: string, format: (n: number) => string]> = {
   cpu_seconds: ["CPU time", cpu],
-  memory_mib_seconds: ["Memory", memory],
+  memory_mib_seconds: ["Memory", (n) => memory(n / 1024)],
   sandbox_seconds: ["Live sandboxes", cpu],
   stored_bytes: ["Stored", bytes],
 };
@@ -179,29 +181,33 @@ function Quotas({ of }: { of: QuotaUse[] }) {
   if (!of.length) return null;
   return (
     <Section title="Quotas of this month">
-      {of.map((q) => {
-        const [label, format] = quotaNames[q.name];
-        return (
-          <Meter
-            key={q.name}
-            label={label}
-            used={q.used}
-            limit={q.hard ?? q.soft}
-            format={format}
-            remark={q.soft !== null && q.hard !== null
-              ? `warning from ${format(q.soft)}`
-              : q.hard === null
-              ? "then a warning"
-              : undefined}
-          />
-        );
-      })}
+      <div class="meters">
+        {of.map((q) => {
+          const [label, format] = quotaNames[q.name];
+          return (
+            <Meter
+              key={q.name}
+              label={label}
+              used={q.used}
+              limit={q.hard ?? q.soft}
+              format={format}
+              remark={q.soft !== null && q.hard !== null
+                ? `warning from ${format(q.soft)}`
+                : q.hard === null
+                ? "then a warning"
+                : undefined}
+            />
+          );
+        })}
+      </div>
       <p class="help">
         The use of time begins anew at <Time at={of[0].ends} />.
       </p>
     </Section>
   );
 }
+
+const isUsed = (s: Series) => s.values.some(Boolean);
 
 const sum = (rows: UsageRow[], value: Value) => rows.reduce((n, r) => n + value(r), 0);
 
@@ -232,7 +238,7 @@ function Groups({ rows, group }: { rows: UsageRow[]; group: string }) {
       class: "number",
     })),
     { head: "CPU", cell: (g) => cpu(sum(g.rows, (r) => r.cpu_seconds)), class: "number" },
-    { head: "Memory", cell: (g) => memory(sum(g.rows, (r) => r.memory_mib_seconds)), class: "number" },
+    { head: "Memory", cell: (g) => memory(sum(g.rows, (r) => r.memory_mib_seconds / 1024)), class: "number" },
     { head: "Output", cell: (g) => bytes(sum(g.rows, (r) => r.output_bytes)), class: "number" },
   ];
   return (
