@@ -16,13 +16,14 @@ const over = (b: Whole) => ["completed", "cancelled", "failed"].includes(b.statu
 
 export function Batch({ args: { id } }: { args: Record<string, string> }) {
   const { value: b, error, reload } = useLive((signal) => call("getBatch", { id }, signal), [id], "batches");
+  const mayExecute = useMay("execute");
   if (!b) return <Failure of={error} />;
   const c = b.counts;
   return (
     <>
       <div class="actions">
         <code>{id}</code> <Status of={b.status} />
-        {useMay("execute") && <Actions b={b} reload={reload} />}
+        {mayExecute && <Actions b={b} reload={reload} />}
         <a class="button" href={address("getBatchResults", { id }).href} download={`${id}.jsonl`}>
           Download the results
         </a>

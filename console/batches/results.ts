@@ -1,6 +1,7 @@
 // The results of a batch, which may be gigabytes: they are read as a stream, and only what a table shows is kept.
 import { address, send } from "../api/client.ts";
 import type { BatchResult } from "../api/schema.ts";
+import { Terminal } from "../ui/ansi.ts";
 
 export type Row = Pick<BatchResult, "index" | "trace_id" | "status" | "exit_code" | "duration_ms" | "metadata"> & {
   error: string;
@@ -16,11 +17,18 @@ export async function findResults(
   cursor: string | undefined,
   want: (status: string) => boolean,
   signal: AbortSignal,
-): Promise<{ rows: Row[]; next: string | null }> {
+) {
   const after = cursor === undefined ? undefined : Number(cursor);
+  return await search(await send("GET", address("getBatchResults", { id, after }), { signal }), want);
+}
+
+export async function search(
+  answer: Response,
+  want: (status: string) => boolean,
+): Promise<{ rows: Row[]; next: string | null }> {
   const rows: Row[] = [];
   let read = 0;
-  for await (const line of lines(await send("GET", address("getBatchResults", { id, after }), { signal }))) {
+  for await (const line of lines(answer)) {
     read += line.length;
     if (line === "") continue;
     const row = rowOf(line);
@@ -47,6 +55,9 @@ async function* lines(answer: Response): AsyncGenerator<string> {
   }
 }
 
+// plain leaves out the colours of a line for a terminal.
+const plain = (line: string) => new Terminal().write(line).map((s) => s.text).join("");
+
 function rowOf(line: string): Row {
   if (line.length === maxLine) { // cut: the members before the outputs are enough
     const r = JSON.parse(line.slice(0, line.indexOf(`,"stdout":`)) + "}") as BatchResult;
@@ -55,5 +66,5 @@ function rowOf(line: string): Row {
   const r = JSON.parse(line) as BatchResult;
   const error = r.error_message ?? r.error ?? r.stderr?.trimEnd().split("\n").pop() ?? "";
   const { index, trace_id, status, exit_code, duration_ms, metadata } = r;
-  return { index, trace_id, status, exit_code, duration_ms, metadata, error: error.slice(0, 300) };
+  return { index, trace_id, status, exit_code, duration_ms, metadata, error: plain(error.slice(0, 300)) };
 }

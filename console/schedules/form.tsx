@@ -57,7 +57,7 @@ function Preview({ cron, every, zone }: { cron?: string; every?: number; zone?: 
     return call("previewSchedule", { cron, every, time_zone: zone, count: 5 }, signal);
   }, [cron, every, zone]);
   return (
-    <fieldset class="preview" aria-live="polite">
+    <fieldset>
       <legend>next ticks</legend>
       <Failure of={error} />
       {!cron && !every && <p class="faint">Write cron, such as 30 2 * * *, or every.</p>}
