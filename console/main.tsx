@@ -9,4 +9,7 @@ import { pages as schedules } from "./schedules/pages.tsx";
 import { pages as usage } from "./usage/pages.tsx";
 import { pages as webhooks } from "./webhooks/pages.tsx";
 
-render(<App pages={[...executions, ...usage, ...pipelines, ...schedules, ...batches, ...webhooks, ...admin]} />, document.getElementById("app")!);
+render(
+  <App pages={[...executions, ...batches, ...schedules, ...pipelines, ...usage, ...webhooks, ...admin]} />,
+  document.getElementById("app")!,
+);
