@@ -183,10 +183,13 @@ function LiveSign() {
   );
 }
 
-// jump shows the execution of an id, or those that match words such as failed, python or order=4711.
+const pagesOfIDs: Record<string, string> = { trc: "executions", bat: "batches", sch: "schedules", run: "pipelines" };
+
+// jump shows the object of an id, or the executions that match words such as failed, python or order=4711.
 function jump(text: string) {
   const words = text.trim().split(/\s+/).filter(Boolean);
-  if (words.length === 1 && /^trc_[\w-]{20}$/.test(words[0])) return navigate("/executions/" + words[0]);
+  const id = words.length === 1 && words[0].match(/^([a-z]{3})_[\w-]{20,26}$/);
+  if (id && pagesOfIDs[id[1]]) return navigate(`/${pagesOfIDs[id[1]]}/${id[0]}`);
   const query: Record<string, string> = {};
   for (const word of words) {
     const at = word.indexOf("=");

@@ -1,9 +1,10 @@
 import { call } from "../api/client.ts";
-import type { Execution as Whole, Step } from "../api/schema.ts";
+import type { Execution as Whole } from "../api/schema.ts";
 import { useLive } from "../app/live.ts";
 import { link, path } from "../app/router.ts";
 import { useMay } from "../app/session.ts";
 import { Action } from "../ui/action.tsx";
+import { Waterfall } from "../ui/chart.tsx";
 import { Output } from "../ui/output.tsx";
 import { bytes, duration, Facts, Failure, Name, Pairs, Section, Status, Time } from "../ui/text.tsx";
 import { Delivery } from "../webhooks/delivery.tsx";
@@ -52,22 +53,4 @@ function facts(e: Whole): Parameters<typeof Facts>[0]["of"] {
     ["stdout", e.stdout_truncated ? "truncated in the result" : undefined],
     ["stderr", e.stderr_truncated ? "truncated in the result" : undefined],
   ];
-}
-
-// Waterfall shows the steps of an execution on one axis of time.
-export function Waterfall({ steps }: { steps: Step[] }) {
-  const end = Math.max(...steps.map((s) => s.after_ms + s.duration_ms), 0.001);
-  return (
-    <div class="waterfall" role="table" aria-label="Steps">
-      {steps.map((s, i) => (
-        <div class={"row" + (s.within ? " inner" : "")} role="row" key={i}>
-          <span role="cell">{s.within ? "· " : ""}{s.name}{s.start ? ` (${s.start})` : ""}</span>
-          <div class="bar" role="cell" aria-label={`begins after ${duration(s.after_ms)}`}>
-            <span style={{ left: `${s.after_ms / end * 100}%`, width: `${s.duration_ms / end * 100}%` }} />
-          </div>
-          <span role="cell" class="number">{s.duration_ms < 10 ? `${s.duration_ms.toFixed(2)} ms` : duration(s.duration_ms)}</span>
-        </div>
-      ))}
-    </div>
-  );
 }

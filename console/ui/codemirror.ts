@@ -1,6 +1,6 @@
 // The editor, in a shadow tree: there its styles are adopted as sheets, which the page's policy allows.
 import { defaultKeymap, history, historyKeymap, indentWithTab } from "@codemirror/commands";
-import { bracketMatching, defaultHighlightStyle, indentUnit, StreamLanguage, syntaxHighlighting } from "@codemirror/language";
+import { bracketMatching, HighlightStyle, indentUnit, StreamLanguage, syntaxHighlighting } from "@codemirror/language";
 import { javascript, typescript } from "@codemirror/legacy-modes/mode/javascript";
 import { python } from "@codemirror/legacy-modes/mode/python";
 import { ruby } from "@codemirror/legacy-modes/mode/ruby";
@@ -8,6 +8,7 @@ import { shell } from "@codemirror/legacy-modes/mode/shell";
 import { yaml } from "@codemirror/legacy-modes/mode/yaml";
 import { Compartment, EditorState } from "@codemirror/state";
 import { drawSelection, EditorView, highlightActiveLine, keymap, lineNumbers } from "@codemirror/view";
+import { tags } from "@lezer/highlight";
 
 const modes: Record<string, Parameters<typeof StreamLanguage.define>[0]> = {
   python, ruby, yaml, bash: shell, node: javascript, deno: typescript,
@@ -23,6 +24,14 @@ const theme = EditorView.theme({
   ".cm-selectionBackground": { backgroundColor: "var(--selection) !important" },
 });
 
+const colours = HighlightStyle.define([
+  { tag: tags.keyword, color: "var(--s3)" },
+  { tag: [tags.string, tags.special(tags.string), tags.regexp], color: "var(--good)" },
+  { tag: [tags.number, tags.bool, tags.atom], color: "var(--wait)" },
+  { tag: tags.comment, color: "var(--faint)", fontStyle: "italic" },
+  { tag: [tags.definition(tags.name), tags.typeName, tags.meta], color: "var(--accent)" },
+]);
+
 // open puts an editor into a place of the page.
 export function open(at: HTMLElement, label: string, language: string, text: string, changed: (text: string) => void) {
   const root = at.attachShadow({ mode: "open" });
@@ -36,7 +45,7 @@ export function open(at: HTMLElement, label: string, language: string, text: str
       doc: text,
       extensions: [
         lineNumbers(), history(), drawSelection(), bracketMatching(), highlightActiveLine(), indentUnit.of("    "),
-        syntaxHighlighting(defaultHighlightStyle, { fallback: true }), mode.of(of(language)), theme,
+        syntaxHighlighting(colours), mode.of(of(language)), theme,
         EditorView.contentAttributes.of({ "aria-label": label }),
         // Escape leaves the editor, so that Tab can be typed and the keyboard is not trapped.
         keymap.of([{ key: "Escape", run: (v) => (v.contentDOM.blur(), true) }, ...defaultKeymap, ...historyKeymap, indentWithTab]),

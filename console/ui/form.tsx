@@ -1,5 +1,6 @@
 // Forms made from the schemas of the OpenAPI document: a field for each property, with its description, so that a new
 // property of the API needs nothing here.
+import type { ComponentChildren } from "preact";
 import { useEffect, useId, useState } from "preact/hooks";
 import { base, sendJSON } from "../api/client.ts";
 import { asError } from "../app/live.ts";
@@ -38,13 +39,19 @@ function schemas(): Promise<Record<string, Schema>> {
   return document;
 }
 
-// Form edits an object of a schema. fields, if given, are the properties that are shown, in this order. What is empty is
-// not sent, nor is what value has beyond the schema: it may be a whole object, of which some settings can be changed.
-export function Form({ schema: name, value: initial = {}, fields, hidden, submit: send, label, code }: {
+// Form edits an object of a schema. fields, if given, are the properties that are shown, in this order, and more are
+// those that the reader may open. What children returns for the present value follows the field after, or the last one.
+// What is empty is not sent, nor is what value has beyond the schema: it may be a whole object, of which some settings
+// can be changed.
+export function Form(
+  { schema: name, value: initial = {}, fields, more, hidden, children, after, submit: send, label, code }: {
   schema: string;
   value?: Value;
   fields?: string[];
+  more?: string[];
   hidden?: string[]; // properties that are sent as they are
+  children?: (value: Value) => ComponentChildren;
+  after?: string;
   submit: (value: Value) => Promise<unknown>;
   label: string;
   code?: string; // the language of a property that is a program
@@ -60,16 +67,20 @@ export function Form({ schema: name, value: initial = {}, fields, hidden, submit
   if (!all) return <p class="faint">Loading …</p>;
   const schema = resolve(all[name], all);
   const known = () => Object.fromEntries(Object.entries(value).filter(([name]) => schema.properties?.[name]));
+  const props = { all, schema, value, set: setValue, hidden, code };
   return (
     <form class="form" onSubmit={(e) => (e.preventDefault(), submit(pruned(known())))}>
-      <Fields all={all} schema={schema} value={value} set={setValue} fields={fields} hidden={hidden} code={code} />
+      <Fields {...props} fields={after ? fields!.slice(0, fields!.indexOf(after) + 1) : fields} />
+      {children?.(value)}
+      {after && <Fields {...props} fields={fields!.slice(fields!.indexOf(after) + 1)} />}
+      {more && <MoreFields {...props} fields={more} />}
       {failure}
       <div class="actions"><button class="primary" type="submit" disabled={busy} aria-busy={busy}>{label}</button></div>
     </form>
   );
 }
 
-function Fields({ all, schema, value, set, fields, hidden, code }: {
+interface FieldsProps {
   all: Record<string, Schema>;
   schema: Schema;
   value: Value;
@@ -77,7 +88,18 @@ function Fields({ all, schema, value, set, fields, hidden, code }: {
   fields?: string[];
   hidden?: string[];
   code?: string;
-}) {
+}
+
+function MoreFields(props: FieldsProps) {
+  return (
+    <details class="form">
+      <summary>More settings: <span class="faint">{props.fields!.join(", ")}</span></summary>
+      <Fields {...props} />
+    </details>
+  );
+}
+
+function Fields({ all, schema, value, set, fields, hidden, code }: FieldsProps) {
   const required = schema.required ?? [];
   const names = fields ?? Object.keys(schema.properties ?? {}).filter((name) => !hidden?.includes(name)).sort(
     (a, b) => Number(required.includes(b)) - Number(required.includes(a)) || a.localeCompare(b),
@@ -114,11 +136,16 @@ function Field({ name, all, schema, value, set, required, code }: {
   const type = types.includes("string") ? "string" : types[0];
   const initial = schema.default === undefined || schema.default === "" ? "" : String(schema.default);
   if (type === "object" && schema.properties) {
+    const names = Object.keys(schema.properties);
+    const program = ["language", "code"].filter((n) => names.includes(n)); // of a request, which has many other fields
+    const object = (value ?? {}) as Value;
+    const props = { all, schema, value: object, set, code: object.language as string ?? code };
     return (
       <fieldset>
         <legend>{name}</legend>
         {schema.description && <p class="help">{schema.description}</p>}
-        <Fields all={all} schema={schema} value={(value ?? {}) as Value} set={set} code={code} />
+        <Fields {...props} fields={program.length ? program : undefined} />
+        {program.length > 0 && <MoreFields {...props} fields={names.filter((n) => !program.includes(n)).sort()} />}
       </fieldset>
     );
   }

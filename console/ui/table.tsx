@@ -47,7 +47,7 @@ export function Table<T>({ label, columns, list, keyOf, empty, hrefOf }: {
     <>
       <Failure of={list.error} />
       {total === 0 && !list.more ? empty : (
-        <div class="rows" ref={box} tabIndex={0} role="region" aria-label={label}>
+        <div class="rows" ref={box} tabIndex={0} role="group" aria-label={label}>
           <table aria-rowcount={list.more ? -1 : total + 1}>
             <thead>
               <tr>{columns.map((c) => <th scope="col" class={c.class} key={c.head}>{c.head}</th>)}</tr>

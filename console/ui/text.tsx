@@ -58,9 +58,10 @@ export function bytes(n: number | string | null | undefined): string {
 export const count = (n: number) => n.toLocaleString("en");
 
 const tones: Record<string, string> = {
-  success: "good", succeeded: "good", delivered: "good", completed: "good", running: "busy", starting: "busy",
-  active: "good", suspended: "wait", deleting: "bad", revoked: "bad", expired: "bad",
+  success: "good", succeeded: "good", delivered: "good", completed: "good", started: "good", active: "good",
+  running: "busy", starting: "busy", suspended: "wait", deleting: "bad", revoked: "bad", expired: "bad",
   failed: "bad", timeout: "bad", oom: "bad", seccomp: "bad", blocked: "bad", error: "bad", unhealthy: "bad",
+  missed: "bad",
   queued: "wait", waiting: "wait", pending: "wait", paused: "wait", stopping: "wait", cancelling: "wait", draining: "wait",
 };
 
