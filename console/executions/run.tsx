@@ -21,12 +21,12 @@ export function Run() {
   const [settings, setSettings] = useState<Record<string, unknown>>();
   useEffect(() => {
     if (!from) return setSettings({});
-    call("getExecutionRequest", { id: from }).then((request) => {
-      const { code, language, env_names, ...rest } = request;
+    call("getRequest", { id: from }).then((request) => {
+      const { code, language, env_names, trace_id: _, delivery_mode: __, ...rest } = request;
       setCode(code);
       setLanguage(language);
-      setSettings({ ...rest, env_vars: Object.fromEntries((env_names ?? []).map((name) => [name, ""])) });
-      if (env_names?.length) notify("The values of environment variables are not kept: set them again.");
+      setSettings({ ...rest, env_vars: Object.fromEntries(env_names.map((name) => [name, ""])) });
+      if (env_names.length) notify("The values of environment variables are not kept: set them again.");
     }, (e) => (notify(asError(e).message, true), setSettings({})));
   }, [from]);
   const send = async (rest: Record<string, unknown>) => {
