@@ -78,6 +78,7 @@ func accessTable() map[string]access {
 		"getStderr":          {scope: read, path: "/v1/executions/{execution}/output/stderr"},
 		"streamURL":          {scope: read, path: "/v1/executions/{execution}/stream_url"},
 		"getQueue":           {scope: read},
+		"getOverview":        {scope: read},
 		"getChanges":         {scope: read, endless: true},
 		"getUsage":           {scope: read},
 		"getDelivery":        {scope: read, path: "/v1/executions/{execution}/webhook"},

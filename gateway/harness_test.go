@@ -26,6 +26,7 @@ import (
 
 	"github.com/bullpen-run/bullpen/gateway/admin"
 	"github.com/bullpen-run/bullpen/gateway/changes"
+	"github.com/bullpen-run/bullpen/gateway/overview"
 	"github.com/bullpen-run/bullpen/gateway/web"
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/api"
@@ -53,6 +54,8 @@ type harness struct {
 	secrets   secretStore
 	audit     *auditStub
 	sandboxes *sandboxStub
+	queue     *queueStub
+	counters  *overview.Counters
 	http      *httptest.Server
 	dial      func() (net.Conn, error)
 	client    *http.Client
@@ -70,7 +73,7 @@ func newHarness(t *testing.T, set ...func(*Server)) *harness {
 	hook, thread, dead := newHooks(), newThreads(q), &letters{stored: map[string]*letter{}}
 	h := &harness{
 		t: t, stub: q, registry: reg, hooks: hook, threads: thread, letters: dead, secrets: secretStore{},
-		audit: &auditStub{}, log: log,
+		audit: &auditStub{}, log: log, queue: new(queueStub), counters: overview.NewCounters(),
 		key: q.addKey("acme", "enterprise", asAdmin),
 	}
 	logger := slog.New(slog.NewJSONHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug}))
@@ -115,6 +118,9 @@ func newHarness(t *testing.T, set ...func(*Server)) *harness {
 	live := h.sandboxes.routes(s, h.admission)
 	s.Groups = []web.Group{
 		live,
+		&overview.Routes{
+			Core: &s.Core, Counters: h.counters, Queue: h.queue, Stats: q, Sandboxes: h.sandboxes, Problems: s.Problems,
+		},
 		&admin.DeadLetterRoutes{Core: &s.Core, DeadLetters: dead, Requeuer: h.admission},
 		&admin.SecretRoutes{Core: &s.Core, Secrets: h.secrets, Orgs: q.orgs, Key: q},
 		&admin.AuditRoutes{Core: &s.Core, Audit: h.audit},

@@ -122,7 +122,7 @@ func Routes() []Route {
 		executionRoutes(), webhookRoutes(), batchRoutes(), scheduleRoutes(), pipelineRoutes(),
 		sandboxRoutes(), threadRoutes(), fileRoutes(), uploadRoutes(), mcpRoutes(), usageRoutes(), sessionRoutes(),
 		secretRoutes(), imageRoutes(), workerRoutes(), deadLetterRoutes(),
-		storeRoutes(), auditRoutes(), changeRoutes(), orgQueueRoutes(), serverRoutes(),
+		storeRoutes(), auditRoutes(), changeRoutes(), overviewRoutes(), orgQueueRoutes(), serverRoutes(),
 	} {
 		all = append(all, group...)
 	}

@@ -24,6 +24,10 @@ type Follower struct {
 	// OnChange is called for each change of an execution, and for a change of unknown ones when some
 	// may have been missed.
 	OnChange func(proto.Change)
+	// OnQueued is called with each execution that was accepted, and OnEnded with each that has ended,
+	// without output.
+	OnQueued func(*proto.Meta)
+	OnEnded  func(*proto.Record)
 	Log      *slog.Logger
 
 	jobs, records uint64 // sequence numbers of the last messages that were read
@@ -53,21 +57,39 @@ func (f *Follower) Run(ctx context.Context) error {
 // follow reports changes until ctx is done or an error occurs.
 func (f *Follower) follow(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return f.read(ctx, f.Store.Jobs.Stream, &f.jobs, f.job) })
 	group.Go(func() error {
-		return f.read(ctx, f.Store.Jobs.Stream, &f.jobs, func(m *store.Message) {
-			if org, id := store.ParseJobSubject(m.Subject); org != "" {
-				f.OnChange(proto.Change{Kind: proto.ChangedExecutions, Org: org, ID: string(id)})
-			}
-		})
-	})
-	group.Go(func() error {
-		return f.read(ctx, f.Store.Records.Stream, &f.records, func(m *store.Message) {
-			if org, id, err := store.ParseExecSubject(m.Subject); err == nil {
-				f.OnChange(proto.Change{Kind: proto.ChangedExecutions, Org: org, ID: string(id)})
-			}
-		})
+		return f.read(ctx, f.Store.Records.Stream, &f.records, func(m *store.Message) { f.record(ctx, m) })
 	})
 	return group.Wait()
+}
+
+func (f *Follower) job(m *store.Message) {
+	meta, err := store.DecodeMeta(m.Header)
+	if err != nil {
+		f.Log.Warn("malformed job not counted", "subject", m.Subject, "error", err)
+		return
+	}
+	f.OnChange(proto.Change{Kind: proto.ChangedExecutions, Org: meta.Org, ID: string(meta.TraceID)})
+	f.OnQueued(meta)
+}
+
+func (f *Follower) record(ctx context.Context, m *store.Message) {
+	org, id, err := store.ParseExecSubject(m.Subject)
+	if err != nil {
+		f.Log.Warn("malformed record not counted", "error", err)
+		return
+	}
+	f.OnChange(proto.Change{Kind: proto.ChangedExecutions, Org: org, ID: string(id)})
+	if !proto.Status(m.Header.Get(store.HeaderStatus)).Terminal() {
+		return
+	}
+	switch rec, err := f.Store.Records.Summary(ctx, m); {
+	case err == nil:
+		f.OnEnded(rec)
+	case ctx.Err() == nil && !store.IsNotFound(err): // expired meanwhile
+		f.Log.Warn("malformed record not counted", "subject", m.Subject, "error", err)
+	}
 }
 
 // read calls handle with the messages of a stream that are stored from now on, or after the last one

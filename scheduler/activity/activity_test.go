@@ -20,7 +20,10 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 func follow(t *testing.T, st *store.Store) <-chan proto.Change {
 	t.Helper()
 	changes := make(chan proto.Change, 1000)
-	f := &activity.Follower{Store: st, OnChange: func(c proto.Change) { changes <- c }, Log: storetest.Log(t)}
+	f := &activity.Follower{
+		Store: st, OnChange: func(c proto.Change) { changes <- c }, OnQueued: func(*proto.Meta) {},
+		OnEnded: func(*proto.Record) {}, Log: storetest.Log(t),
+	}
 	ctx, cancel := context.WithCancel(context.Background())
 	var work sync.WaitGroup
 	work.Go(func() { _ = f.Run(ctx) })
@@ -108,5 +111,32 @@ func TestFollowerGoesOnAfterARestart(t *testing.T) {
 		case <-storetest.Context(t).Done():
 			t.Fatal("the change is missing")
 		}
+	}
+}
+
+// Each execution is counted once when it is accepted and once when it has ended.
+func TestFollowerCountsExecutions(t *testing.T) {
+	st := storetest.Open(t, storetest.Server(t))
+	queued, ended, current := make(chan *proto.Meta, 10), make(chan *proto.Record, 10), make(chan bool, 100)
+	f := &activity.Follower{
+		Store: st, OnChange: func(proto.Change) { current <- true }, OnQueued: func(m *proto.Meta) { queued <- m },
+		OnEnded: func(r *proto.Record) { ended <- r }, Log: storetest.Log(t),
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	var work sync.WaitGroup
+	work.Go(func() { _ = f.Run(ctx) })
+	t.Cleanup(func() { cancel(); work.Wait() })
+	<-current
+	<-current
+	job := put(t, st)
+	write(t, st, job, proto.StatusSuccess, write(t, st, job, proto.StatusRunning, 0))
+	if m := <-queued; m.TraceID != job.TraceID || m.Org != "acme" {
+		t.Errorf("queued %+v", m)
+	}
+	if r := <-ended; r.TraceID != job.TraceID || r.Status != proto.StatusSuccess || r.Result == nil {
+		t.Errorf("ended %+v", r)
+	}
+	if len(queued)+len(ended) != 0 {
+		t.Error("counted more than once")
 	}
 }

@@ -21,6 +21,7 @@ import (
 	"github.com/bullpen-run/bullpen/gateway/admin"
 	"github.com/bullpen-run/bullpen/gateway/changes"
 	"github.com/bullpen-run/bullpen/gateway/executions"
+	"github.com/bullpen-run/bullpen/gateway/overview"
 	gatewaysandboxes "github.com/bullpen-run/bullpen/gateway/sandboxes"
 	"github.com/bullpen-run/bullpen/gateway/web"
 	"github.com/bullpen-run/bullpen/proto"
@@ -188,8 +189,15 @@ func (s *system) gateway(ctx context.Context) (*gateway.Server, []part, error) {
 		TicketKey: keys.Derived("tickets of sandboxes"),
 	}}
 	s.serveE2B(server, live.Service, keys)
+	counters := overview.NewCounters()
+	follower := &activity.Follower{
+		Store: s.store, OnChange: feed.Changed, OnQueued: counters.Queued, OnEnded: counters.Ended, Log: s.log,
+	}
 	server.Groups = []web.Group{
 		live,
+		&overview.Routes{
+			Core: &server.Core, Counters: counters, Queue: s.queue, Stats: s.queue, Sandboxes: s.sandboxes, Problems: s.problems,
+		},
 		&admin.DeadLetterRoutes{Core: &server.Core, DeadLetters: letters, Requeuer: s.admission},
 		&admin.SecretRoutes{Core: &server.Core, Secrets: secrets, Orgs: orgs, Key: s.keyring},
 		&admin.AuditRoutes{Core: &server.Core, Audit: &audit.Log{Store: s.store}},
@@ -213,7 +221,7 @@ func (s *system) gateway(ctx context.Context) (*gateway.Server, []part, error) {
 		{"batches", s.batches.Run},
 		{"index of executions", s.history.Run},
 		{"usage", s.usage.Run},
-		{"activity", (&activity.Follower{Store: s.store, OnChange: feed.Changed, Log: s.log}).Run},
+		{"activity", follower.Run},
 	}, nil
 }
 
