@@ -156,8 +156,8 @@ func accessTable() map[string]access {
 	}
 	for _, id := range []string{
 		"rotateSecretsKey", "createProfile", "replaceProfile", "removeProfile", "listImages", "putImage",
-		"removeImage", "getAutoscale", "getOrgQueues", "listWorkers", "listProcesses", "drainWorker", "undrainWorker", "listDeadLetters",
-		"getDeadLetter", "deleteDeadLetter", "requeueDeadLetter",
+		"removeImage", "getAutoscale", "getOrgQueues", "listWorkers", "listProcesses", "drainWorker", "undrainWorker",
+		"listDeadLetters", "getDeadLetter", "deleteDeadLetter", "requeueDeadLetter",
 		"backup", "collectThreads", "rebuildThreads", "createOrg", "replaceOrg", "deleteOrg", "getOrgData", "createPlan",
 		"replacePlan", "removePlan",
 	} {
