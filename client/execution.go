@@ -73,8 +73,8 @@ func (c *Client) Executions(ctx context.Context, filter ExecutionFilter, limit i
 }
 
 // Overview returns what executions of an organisation did in the last hour. org is for a global
-// administrator; if it is empty, the overview is that of all organisations for a global administrator,
-// otherwise that of the organisation of the API key.
+// administrator; if it is empty, the overview is that of all organisations for a global
+// administrator, otherwise that of the organisation of the API key.
 func (c *Client) Overview(ctx context.Context, org string) (*api.Overview, error) {
 	return read[api.Overview](ctx, c, withQuery("/v1/overview", url.Values{"org": {org}}))
 }

@@ -54,7 +54,8 @@ func TestOverview(t *testing.T) {
 				t.Errorf("%s is %v", name, q)
 			}
 		}
-		if first := minutes[0].(map[string]any); !reflect.DeepEqual(first["wait"], map[string]any{"p50_ms": nil, "p99_ms": nil}) {
+		first := minutes[0].(map[string]any)
+		if !reflect.DeepEqual(first["wait"], map[string]any{"p50_ms": nil, "p99_ms": nil}) {
 			t.Errorf("the first minute is %v", first)
 		}
 		if got["org"] != "team" || got["server"] != nil ||
@@ -67,7 +68,8 @@ func TestOverview(t *testing.T) {
 		server := map[string]any{
 			"workers": map[string]any{"count": 2.0, "slots": 16.0, "free_slots": 14.0}, "problems": []any{},
 		}
-		if all["org"] != nil || all["total"].(map[string]any)["arrivals"] != 2.0 || !reflect.DeepEqual(all["server"], server) ||
+		if all["org"] != nil || all["total"].(map[string]any)["arrivals"] != 2.0 ||
+			!reflect.DeepEqual(all["server"], server) ||
 			!reflect.DeepEqual(all["queue"], map[string]any{"queued": class(0, 80), "running": class(2, 0)}) {
 			t.Errorf("all organisations: %v", all)
 		}

@@ -14,7 +14,8 @@ import (
 )
 
 const (
-	// keepalive is how often an idle stream gets an event, from which a page sees that it is not stale.
+	// keepalive is how often an idle stream gets an event, from which a page sees that it is not
+	// stale.
 	keepalive = 10 * time.Second
 	// gather is how long changes are collected before they are sent in one event.
 	gather = 250 * time.Millisecond
@@ -85,7 +86,8 @@ func (s *Routes) get(w http.ResponseWriter, r *web.Request) error {
 	}
 }
 
-// event returns the event to send next: a keepalive at the deadline. It returns an error if ctx is done.
+// event returns the event to send next: a keepalive at the deadline. It returns an error if ctx is
+// done.
 func event(ctx context.Context, changes *subscription, deadline time.Time) (api.ChangesEvent, error) {
 	limited, cancel := context.WithDeadline(ctx, deadline)
 	defer cancel()

@@ -56,8 +56,8 @@ type objects struct {
 	more bool // than ids has
 }
 
-// subscribe starts to collect the changes of kinds of objects of an organisation, or of all if org is
-// empty. The caller must call close.
+// subscribe starts to collect the changes of kinds of objects of an organisation, or of all if org
+// is empty. The caller must call close.
 func (f *Feed) subscribe(org string, kinds []proto.ChangeKind) *subscription {
 	s := &subscription{
 		feed: f, org: org, kinds: kinds, pending: map[proto.ChangeKind]*objects{}, changed: make(chan struct{}, 1),

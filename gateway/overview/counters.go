@@ -1,8 +1,8 @@
 // Package overview shows what executions did in the last hour.
 //
-// Each gateway counts the executions of all gateways, in memory, from its start. It keeps counts of each
-// minute for each organisation with executions in it: at most 61 times two histograms of at most 255
-// buckets.
+// Each gateway counts the executions of all gateways, in memory, from its start. It keeps counts of
+// each minute for each organisation with executions in it: at most 61 times two histograms of at
+// most 255 buckets.
 package overview
 
 import (
@@ -149,8 +149,8 @@ func (c *Counters) lastHour(org string) *hour {
 // histogram counts values by buckets whose limits grow by growth.
 type histogram map[uint8]int
 
-// limits are the upper limits of the buckets: the values of bucket i are above limits[i-1] and at most
-// limits[i]. The last bucket also has all larger values.
+// limits are the upper limits of the buckets: the values of bucket i are above limits[i-1] and at
+// most limits[i]. The last bucket also has all larger values.
 var limits = func() (limits [256]float64) { // read only
 	const growth = 1.09
 	limits[1] = 1
@@ -163,7 +163,7 @@ var limits = func() (limits [256]float64) { // read only
 // add counts a value. A negative one, by clocks that differ, counts as 0.
 func (h histogram) add(v int64) {
 	i, _ := slices.BinarySearch(limits[:], float64(max(0, v)))
-	h[uint8(min(i, len(limits)-1))]++ //nolint:gosec // at most 255
+	h[uint8(min(i, len(limits)-1))]++
 }
 
 func (h histogram) merge(other histogram) {
@@ -172,8 +172,8 @@ func (h histogram) merge(other histogram) {
 	}
 }
 
-// quantile returns the value below or at which a share of all values are, within 5 %. ok is false without
-// values.
+// quantile returns the value below or at which a share of all values are, within 5 %. ok is false
+// without values.
 func (h histogram) quantile(share float64) (value float64, ok bool) {
 	count := 0
 	for _, n := range h {

@@ -73,8 +73,8 @@ func (c *Core) keyOfHeader(r *http.Request) (*proto.Key, error) {
 	}
 }
 
-// CheckCaller returns an error if the API key or the session of a request has become invalid since the
-// request began, or has lost rights. It is for endless responses.
+// CheckCaller returns an error if the API key or the session of a request has become invalid since
+// the request began, or has lost rights. It is for endless responses.
 func (c *Core) CheckCaller(r *Request) error {
 	var key *proto.Key
 	var err error

@@ -61,8 +61,8 @@ func overviewRoutes() []Route {
 	return []Route{{
 		Method: http.MethodGet, Path: "/v1/overview", ID: "getOverview", Tag: tagActivity, Scope: proto.ScopeRead,
 		Summary: "Show the last hour",
-		Doc: "Arrivals, ends and times of the organisation's executions in each minute of the last hour, and what is queued, " +
-			"running and live now. Each server counts for itself from its start, so the figures before `from` " +
+		Doc: "Arrivals, ends and times of the organisation's executions in each minute of the last hour, and what is " +
+			"queued, running and live now. Each server counts for itself from its start, so the figures before `from` " +
 			"are incomplete.",
 		Params: []Param{query("org", "The organisation, for a global administrator. By default all for a global "+
 			"administrator, otherwise that of the API key.", text())},

@@ -1059,6 +1059,11 @@ func serverRoutes() []Route {
 			Responses: []Response{{Status: http.StatusOK, Doc: "OpenAPI 3.1.", Text: map[string]string{typeJSON: ""}}},
 		},
 		{
+			Method: http.MethodGet, Path: "/console", ID: "console", Tag: tagServer, Public: true,
+			Summary:   "A web page for tenants and operators",
+			Responses: []Response{{Status: http.StatusFound, Doc: "Redirects to the page, /console/."}},
+		},
+		{
 			Method: http.MethodGet, Path: "/docs", ID: "docs", Tag: tagServer, Public: true,
 			Summary: "This document, to read and to try",
 			Responses: []Response{{

@@ -17,15 +17,15 @@ const (
 	maxPause = 5 * time.Second
 )
 
-// Follower reports changes of executions from the streams of jobs and records, each of which has the
-// changes by all processes.
+// Follower reports changes of executions from the streams of jobs and records, each of which has
+// the changes by all processes.
 type Follower struct {
 	Store *store.Store
-	// OnChange is called for each change of an execution, and for a change of unknown ones when some
-	// may have been missed.
+	// OnChange is called for each change of an execution, and for a change of unknown ones when
+	// some may have been missed.
 	OnChange func(proto.Change)
-	// OnQueued is called with each execution that was accepted, and OnEnded with each that has ended,
-	// without output.
+	// OnQueued is called with each execution that was accepted, and OnEnded with each that has
+	// ended, without output.
 	OnQueued func(*proto.Meta)
 	OnEnded  func(*proto.Record)
 	Log      *slog.Logger
@@ -92,8 +92,8 @@ func (f *Follower) record(ctx context.Context, m *store.Message) {
 	}
 }
 
-// read calls handle with the messages of a stream that are stored from now on, or after the last one
-// that was read.
+// read calls handle with the messages of a stream that are stored from now on, or after the last
+// one that was read.
 func (f *Follower) read(ctx context.Context, st store.Stream, last *uint64, handle func(*store.Message)) error {
 	r := store.Range{New: true}
 	if *last > 0 {

@@ -105,7 +105,8 @@ func (a *Admission) CheckQuota(ctx context.Context, org string, quotas ...proto.
 	return nil
 }
 
-// OrgPlan returns the plan of an organisation. It returns [proto.ErrNotFound] for an unknown organisation.
+// OrgPlan returns the plan of an organisation. It returns [proto.ErrNotFound] for an unknown
+// organisation.
 func (a *Admission) OrgPlan(ctx context.Context, name string) (proto.Plan, error) {
 	org, err := a.Orgs.Org(ctx, name)
 	if err != nil {
