@@ -470,7 +470,9 @@ func webhookRoutes() []Route {
 			Params: append([]Param{
 				query("status", "Only deliveries with this status.", object{"type": "string", "enum": proto.DeliveryStatuses()}),
 			}, paging()...),
-			Responses: ok("A page.", Deliveries{Deliveries: []ListedDelivery{NewListedDelivery(exampleStoredDelivery(time.Second))}}),
+			Responses: ok("A page.", Deliveries{
+				Deliveries: []ListedDelivery{NewListedDelivery(exampleStoredDelivery(time.Second))},
+			}),
 		},
 		{
 			Method: http.MethodPost, Path: "/v1/executions/{id}/webhook/replay", ID: "replayDelivery", Tag: tagWebhooks,
