@@ -5,6 +5,7 @@ import { pages as agentSessions } from "./agent_sessions/pages.tsx";
 import { App } from "./app/app.tsx";
 import { pages as batches } from "./batches/pages.tsx";
 import { pages as executions } from "./executions/pages.tsx";
+import { pages as overview } from "./overview/pages.tsx";
 import { pages as pipelines } from "./pipelines/pages.tsx";
 import { pages as sandboxes } from "./sandboxes/pages.tsx";
 import { pages as schedules } from "./schedules/pages.tsx";
@@ -15,6 +16,7 @@ import { pages as webhooks } from "./webhooks/pages.tsx";
 
 // In the order of the navigation.
 const pages = [
+  ...overview,
   ...executions,
   ...batches,
   ...schedules,

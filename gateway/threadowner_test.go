@@ -66,6 +66,7 @@ func TestOwnedThreads(t *testing.T) {
 		"listFiles":       {body: file + `}`},
 		"deleteFile":      {body: file + `}`},
 		"renameFile":      {body: file + `,"to":"b"}`},
+		"compareFiles":    {body: `{"source":"thread","id":"ID","from":0}`},
 		"fileDownloadURL": {body: file + `}`},
 		"fileUploadURL":   {body: file + `,"content_length":1}`},
 		"createUpload":    {body: file + `,"content_length":1}`},

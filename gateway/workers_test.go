@@ -83,19 +83,23 @@ func TestProcesses(t *testing.T) {
 				Name: "web", Roles: []string{"gateway"}, Version: "v1", StartedAt: time.Unix(1e9, 0),
 				Problems: []proto.Problem{{Need: "store", Message: "no"}},
 			},
-			{Name: "run", Roles: []string{"worker"}, Missing: map[string]string{"disk": "no loop devices"}},
+			{
+				Name: "run", Roles: []string{"worker"}, Missing: map[string]string{"disk": "no loop devices"},
+				Disk: &proto.DiskSpace{Free: 5, Reserve: 2},
+			},
 		}, nil
 	})
 	h.remount()
 	want := []any{
 		map[string]any{
 			"name": "web", "roles": []any{"gateway"}, "version": "v1", "started_at": "2001-09-09T01:46:40.000Z",
-			"problems": []any{map[string]any{"need": "store", "message": "no"}}, "missing": map[string]any{},
+			"problems": []any{map[string]any{"need": "store", "message": "no"}}, "missing": map[string]any{}, "disk": nil,
 		},
 		map[string]any{
 			"name": "run", "roles": []any{"worker"}, "version": "", "started_at": "0001-01-01T00:00:00.000Z",
 			"problems": []any{},
 			"missing":  map[string]any{"disk": "no loop devices"},
+			"disk":     map[string]any{"free": 5., "reserve": 2.},
 		},
 	}
 	if got := h.do("GET", "/v1/admin/processes", "").want(200, "").json()["processes"]; !reflect.DeepEqual(got, want) {

@@ -13,6 +13,14 @@ type Process struct {
 	// Missing is why its worker does not have a capability, by capability. That is no problem if other
 	// workers have it.
 	Missing map[string]string `json:"missing,omitempty"`
+	// Disk is the disk of its data directory; nil if it stores no growing data there.
+	Disk *DiskSpace `json:"disk,omitempty"`
+}
+
+// DiskSpace is the free space of a disk, in bytes.
+type DiskSpace struct {
+	Free    int64 `json:"free"`
+	Reserve int64 `json:"reserve"` // below which no more is accepted
 }
 
 // Problem is an unmet need of a process.

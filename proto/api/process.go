@@ -14,6 +14,13 @@ type Process struct {
 	StartedAt Time              `json:"started_at"`
 	Problems  []Problem         `json:"problems" doc:"What it needs and does not have, as of its last check."`
 	Missing   map[string]string `json:"missing" doc:"Why its worker lacks a capability, by capability. Other workers may have it."`
+	Disk      *DiskSpace        `json:"disk" doc:"The disk of its data directory; null if it stores no growing data there."`
+}
+
+// DiskSpace is the free space of a disk.
+type DiskSpace struct {
+	Free    int64 `json:"free" minimum:"0" doc:"Bytes."`
+	Reserve int64 `json:"reserve" minimum:"0" doc:"Bytes below which executions and uploads are rejected: --disk-reserve."`
 }
 
 // Problem is something that a process needs and does not have.
@@ -34,6 +41,9 @@ func NewProcesses(list []proto.Process) Processes {
 		all[i] = Process{
 			Name: p.Name, Roles: p.Roles, Version: p.Version, StartedAt: Time{p.StartedAt},
 			Problems: make([]Problem, len(p.Problems)), Missing: map[string]string{},
+		}
+		if p.Disk != nil {
+			all[i].Disk = new(DiskSpace(*p.Disk))
 		}
 		for n, problem := range p.Problems {
 			all[i].Problems[n] = Problem(problem)

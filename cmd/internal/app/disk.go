@@ -51,6 +51,18 @@ func (d *dataDisk) full() string {
 	return ""
 }
 
+// report returns the space of the disk, nil without a disk or if it cannot be found.
+func (d *dataDisk) report() *proto.DiskSpace {
+	if d == nil {
+		return nil
+	}
+	free, reserve, err := d.space()
+	if err != nil {
+		return nil // full reports it as a problem
+	}
+	return &proto.DiskSpace{Free: free, Reserve: reserve}
+}
+
 // dataDisk returns the disk of the data directory, nil if this process stores no growing data
 // there.
 func (c *Config) dataDisk() *dataDisk {

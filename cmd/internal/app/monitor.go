@@ -139,7 +139,7 @@ func (s *system) describe(ctx context.Context) error {
 	stop, err := processes.Serve(s.store.Conn, func() proto.Process {
 		return proto.Process{
 			Name: s.instance, Roles: roles, Version: Version(), StartedAt: started,
-			Problems: s.problems(), Missing: s.health.missingCapabilities(),
+			Problems: s.problems(), Missing: s.health.missingCapabilities(), Disk: s.disk.report(),
 		}
 	})
 	if err != nil {
