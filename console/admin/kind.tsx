@@ -189,7 +189,7 @@ function Detail<T>({ kind, id }: { kind: Kind<T>; id: string }) {
           </Opener>
         )}
         {changeable && Actions && (
-          <Actions of={value.object} reload={reload} change={(settings) => change(value, { ...value.object, ...settings })} />
+          <Actions of={value.object} reload={reload} change={(settings) => change(value, settings)} />
         )}
         {changeable && kind.remove && (
           <Action danger confirm={kind.remove.question} run={() =>
