@@ -104,7 +104,7 @@ export const profiles: Kind<Sandbox> = {
   plural: "profiles", title: "Sandbox profiles", one: "sandbox profile", id: (p) => p.name, changedByGlobal: true,
   columns: [
     { head: "Name", cell: (p) => p.name },
-    { head: "Image", cell: (p) => p.image || "the host's runtimes" },
+    { head: "Image", cell: (p) => p.image || "the server's" },
     { head: "CPU", cell: (p) => p.cpu, class: "number" },
     { head: "Memory", cell: (p) => bytes(p.memory as string), class: "number" },
     { head: "Processes", cell: (p) => p.pids, class: "number" },
@@ -112,7 +112,7 @@ export const profiles: Kind<Sandbox> = {
     { head: "Preload", cell: (p) => words(p.preload) ?? "–" },
   ],
   facts: (p) => [
-    ["Image", p.image || "the host's runtimes"], ["CPU", p.cpu], ["Memory", bytes(p.memory as string)], ["Processes", p.pids],
+    ["Image", p.image || "the server's default, or the runtimes of the workers"], ["CPU", p.cpu], ["Memory", bytes(p.memory as string)], ["Processes", p.pids],
     ["Home directory", bytes(p.disk.home as string)], ["/tmp", bytes(p.disk.tmp as string)],
     ["Changes of the image", p.disk.root ? bytes(p.disk.root as string) : undefined], ["Files in each", count(p.disk.inodes)],
     ["Output", bytes(p.output as string)], ["Open files", p.open_files], ["Terminals", p.terminals], ["Network", p.network.policy],

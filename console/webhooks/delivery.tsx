@@ -1,4 +1,5 @@
-import { call } from "../api/client.ts";
+import { useState } from "preact/hooks";
+import { address, call, send } from "../api/client.ts";
 import type { DeliveryAttempt } from "../api/schema.ts";
 import { useLive } from "../app/live.ts";
 import { useMay } from "../app/session.ts";
@@ -18,9 +19,19 @@ export function Delivery({ id }: { id: string }) {
         <Facts of={[["URL", <Name>{d.url}</Name>], ["Status", <Status of={d.status} />], ["Id", <code>{d.webhook_id}</code>],
           ["Attempts", d.attempts_made], ["Next", d.next_at ? <Time at={d.next_at} /> : undefined], ["Reason", d.reason ?? undefined]]} />
       )}
+      {d && d.created_at && <Body id={id} />}
       {d?.attempts.map((a) => <Attempt key={a.number} of={a} open={a.number === d.attempts_made} />)}
     </Section>
   );
+}
+
+// Body shows what each attempt sends, when the reader asks for it.
+function Body({ id }: { id: string }) {
+  const [text, setText] = useState<string>();
+  const read = async () => setText(await (await send("GET", address("getDeliveryBody", { id }))).text());
+  return text === undefined
+    ? <div class="actions"><Action run={read}>Show the body</Action></div>
+    : <pre class="file" tabIndex={0} aria-label="The body"><Name>{text}</Name></pre>;
 }
 
 // Attempt shows what one attempt sent and what was answered.
@@ -28,12 +39,17 @@ export function Attempt({ of: a, open }: { of: DeliveryAttempt; open?: boolean }
   return (
     <details open={open}>
       <summary>
-        {a.number}. <Time at={a.at} /> <Status of={a.error ? "failed" : "delivered"} /> {a.status ?? ""} <Name>{a.error ?? ""}</Name>{" "}
-        {duration(a.timings.total_ms)}
+        {a.number}. <Time at={a.at} /> <Status of={a.error ? "failed" : "delivered"} />: <Name>{String(a.status ?? a.error)}</Name>{" "}
+        after {duration(a.timings.total_ms)}
       </summary>
       <Facts of={[["Address", a.remote_addr], ["Detail", a.detail ? <Name>{a.detail}</Name> : undefined],
         ["DNS", duration(a.timings.dns_ms)], ["Connect", duration(a.timings.connect_ms)], ["TLS", duration(a.timings.tls_ms)],
         ["First byte", duration(a.timings.first_byte_ms)]]} />
+      {a.request && (
+        <pre class="file" tabIndex={0} aria-label="The request">
+          <Name>{Object.entries(a.request.headers).map(([name, value]) => `${name}: ${value}`).join("\n")}</Name>
+        </pre>
+      )}
       {a.response !== null && <pre class="file" tabIndex={0} aria-label="The answer"><Name>{a.response.replaceAll("\r\n", "\n")}</Name></pre>}
     </details>
   );

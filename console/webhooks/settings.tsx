@@ -13,7 +13,8 @@ const absent = (error: ApiError | undefined) => error?.status === 404;
 
 // Settings shows those of the caller's key, or for administrators of the one with an id.
 export function Settings({ of: key }: { of: string | undefined }) {
-  const { value: w, error, reload } = useLive((signal) => call("getWebhook", { key }, signal), [key ?? ""]);
+  const { value, error, reload } = useLive((signal) => call("getWebhook", { key }, signal), [key ?? ""]);
+  const w = absent(error) ? undefined : value;
   const { name } = useSession();
   const mayChange = useMay("execute") || useMay("admin");
   const [secret, setSecret] = useState<string>();
@@ -39,7 +40,7 @@ export function Settings({ of: key }: { of: string | undefined }) {
           )}
         </Opener>
         <Action danger confirm="Remove the settings with their secrets? Pending deliveries are then sent unsigned."
-          run={() => call("deleteWebhook", { key }).then(reload)}>Remove</Action>
+          run={() => call("deleteWebhook", { key }).then(() => (setSecret(undefined), setTested(undefined), reload()))}>Remove</Action>
       </>
     )}>
       {!absent(error) && <Failure of={error} />}
@@ -52,7 +53,7 @@ export function Settings({ of: key }: { of: string | undefined }) {
           {mayChange && <div class="actions"><Opener label="Set a webhook" primary>{put}</Opener></div>}
         </>
       )}
-      {w && !absent(error) && (
+      {w && (
         <Facts of={[["URL", w.url ? <Name>{w.url}</Name> : "none"], ["Attempts at most", w.max_attempts],
           ["Waits between them", w.waits.map((s) => `${s} s`).join(", ")], ["Timeout of one", `${w.timeout} s`],
           ["Headers with the signature", <Name>{["Webhook-Signature", ...w.signature_headers].join(", ")}</Name>],
