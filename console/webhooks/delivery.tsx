@@ -1,6 +1,6 @@
 import { useState } from "preact/hooks";
 import { address, call, send } from "../api/client.ts";
-import type { DeliveryAttempt } from "../api/schema.ts";
+import type { DeliveryAttempt, DeliveryRequest } from "../api/schema.ts";
 import { useLive } from "../app/live.ts";
 import { useMay } from "../app/session.ts";
 import { Action } from "../ui/action.tsx";
@@ -19,8 +19,8 @@ export function Delivery({ id }: { id: string }) {
         <Facts of={[["URL", <Name>{d.url}</Name>], ["Status", <Status of={d.status} />], ["Id", <code>{d.webhook_id}</code>],
           ["Attempts", d.attempts_made], ["Next", d.next_at ? <Time at={d.next_at} /> : undefined], ["Reason", d.reason ?? undefined]]} />
       )}
-      {d && d.created_at && <Body id={id} />}
       {d?.attempts.map((a) => <Attempt key={a.number} of={a} open={a.number === d.attempts_made} />)}
+      {d?.created_at && <Body id={id} />}
     </Section>
   );
 }
@@ -31,7 +31,7 @@ function Body({ id }: { id: string }) {
   const read = async () => setText(await (await send("GET", address("getDeliveryBody", { id }))).text());
   return text === undefined
     ? <div class="actions"><Action run={read}>Show the body</Action></div>
-    : <pre class="file" tabIndex={0} aria-label="The body"><Name>{text}</Name></pre>;
+    : <Text label="The body of each attempt" of={text} />;
 }
 
 // Attempt shows what one attempt sent and what was answered.
@@ -45,12 +45,21 @@ export function Attempt({ of: a, open }: { of: DeliveryAttempt; open?: boolean }
       <Facts of={[["Address", a.remote_addr], ["Detail", a.detail ? <Name>{a.detail}</Name> : undefined],
         ["DNS", duration(a.timings.dns_ms)], ["Connect", duration(a.timings.connect_ms)], ["TLS", duration(a.timings.tls_ms)],
         ["First byte", duration(a.timings.first_byte_ms)]]} />
-      {a.request && (
-        <pre class="file" tabIndex={0} aria-label="The request">
-          <Name>{Object.entries(a.request.headers).map(([name, value]) => `${name}: ${value}`).join("\n")}</Name>
-        </pre>
-      )}
-      {a.response !== null && <pre class="file" tabIndex={0} aria-label="The answer"><Name>{a.response.replaceAll("\r\n", "\n")}</Name></pre>}
+      <div class="columns">
+        {a.request && <Text label="Sent, before the body" of={headers(a.request)} />}
+        {a.response !== null && <Text label="Answer" of={a.response.replaceAll("\r\n", "\n")} />}
+      </div>
     </details>
+  );
+}
+
+const headers = (r: DeliveryRequest) => Object.entries(r.headers).map(([name, value]) => `${name}: ${value}`).join("\n");
+
+function Text({ label, of }: { label: string; of: string }) {
+  return (
+    <div>
+      <p class="faint">{label}</p>
+      <pre class="file" tabIndex={0} aria-label={label}><Name>{of}</Name></pre>
+    </div>
   );
 }

@@ -45,7 +45,7 @@ function Endpoints() {
 }
 
 const columns: Column<ListedDelivery>[] = [
-  { head: "Webhook", cell: (d) => d.event ? <code>{d.webhook_id}</code>
+  { head: "Webhook", cell: (d) => d.event ? <><code>{d.webhook_id}</code> <Name>{d.event}</Name></>
     : <a href={link(path("webhooks", d.trace_id))}><code>{d.webhook_id}</code></a> },
   { head: "Status", cell: (d) => <Status of={d.status} /> },
   { head: "URL", cell: (d) => <Name>{d.url}</Name> },
@@ -53,7 +53,6 @@ const columns: Column<ListedDelivery>[] = [
   { head: "Last answer", cell: (d) => <Name>{String(d.last_status ?? d.last_error ?? "–")}</Name> },
   { head: "Last attempt", cell: (d) => <Time at={d.last_attempt_at} /> },
   { head: "Next attempt", cell: (d) => <Time at={d.next_at} /> },
-  { head: "About", cell: (d) => <Name>{d.event ?? "an execution"}</Name> },
   { head: "Reason", cell: (d) => <Name>{d.reason ?? "–"}</Name> },
 ];
 
@@ -69,8 +68,9 @@ function Deliveries() {
     "executions",
   );
   useEvery(15_000, list.reload);
+  const mayExecute = useMay("execute");
   return (
-    <Section title="Deliveries" actions={useMay("execute") && <ReplayFailed done={list.reload} />}>
+    <Section title="Deliveries">
       <form class="filters" onSubmit={(e) => e.preventDefault()}>
         <label>
           status
@@ -80,6 +80,7 @@ function Deliveries() {
             {["pending", "delivered", "failed"].map((s) => <option key={s}>{s}</option>)}
           </select>
         </label>
+        {mayExecute && <ReplayFailed done={list.reload} />}
       </form>
       <Table label="Deliveries of webhooks" columns={columns} list={list} keyOf={(d) => d.webhook_id}
         empty={<Empty command="bullpen key webhook set https://ci.example.com/hooks/bullpen">{status ? `No webhook is ${status}.` : "No webhook was sent yet."}</Empty>} />
@@ -103,9 +104,9 @@ function ReplayFailed({ done: reload }: { done: () => void }) {
   };
   return (
     <>
-      <span role="status">{done}</span>
       <TimeField name="failed since" value={since} set={(_, value) => value && setSince(value)} />
       <Action run={run} confirm="Send all webhooks again that have failed since then?">Replay failed</Action>
+      <span role="status">{done}</span>
     </>
   );
 }
