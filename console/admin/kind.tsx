@@ -26,6 +26,7 @@ export interface Kind<T> {
   changedByGlobal?: boolean;
   create?: { schema: string; hidden?: string[]; named?: boolean }; // named: by PUT to the name that the reader gives
   replace?: { schema: string; hidden?: string[]; value?: (object: T) => Value };
+  first?: string[]; // properties that forms show first; the reader may open the others
   remove?: { label: string; question: string };
   fixed?: (object: T) => boolean; // reports whether an object can no longer be changed
   secret?: (object: T) => string | undefined; // what the API shows only in an answer to a change
@@ -136,7 +137,7 @@ function Create<T>({ kind, org, close, reload }: { kind: Kind<T>; org: string; c
         </div>
       )}
       {(!named || name) && (
-        <Form schema={schema} hidden={hidden} value={kind.org === "filter" ? { org: org || caller.org } : {}} submit={submit}
+        <Form schema={schema} hidden={hidden} first={kind.first} value={kind.org === "filter" ? { org: org || caller.org } : {}} submit={submit}
           label={`Create ${kind.one}`} />
       )}
     </>
@@ -214,7 +215,7 @@ function Edit<T>({ kind, of, submit }: {
   const [opened] = useState(of);
   const { schema, hidden, value } = kind.replace!;
   return (
-    <Form schema={schema} hidden={hidden} value={value ? value(opened.object) : { ...opened.object } as Value} label="Save"
+    <Form schema={schema} hidden={hidden} first={kind.first} value={value ? value(opened.object) : { ...opened.object } as Value} label="Save"
       submit={(settings) => submit(opened, settings)} />
   );
 }
