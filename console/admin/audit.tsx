@@ -1,12 +1,12 @@
 import { useState } from "preact/hooks";
-import { call, sendJSON } from "../api/client.ts";
-import type { AuditRecord as One } from "../api/schema.ts";
+import { call } from "../api/client.ts";
+import type { AuditRecord as One, AuditVerification } from "../api/schema.ts";
 import { useLive, usePages } from "../app/live.ts";
 import { link, navigate, path, useLocation } from "../app/router.ts";
 import { useSession } from "../app/session.ts";
-import { Action } from "../ui/action.tsx";
+import { Opener } from "../ui/action.tsx";
 import { Difference } from "../ui/diff.tsx";
-import { TimeField } from "../ui/form.tsx";
+import { Form, TimeField } from "../ui/form.tsx";
 import { type Column, Table } from "../ui/table.tsx";
 import { count, Empty, Facts, Failure, Name, Section, Status, Time } from "../ui/text.tsx";
 
@@ -71,29 +71,31 @@ export function Audit() {
   );
 }
 
-// Verified is what the server found in the chain of all records.
-interface Verified {
-  records: number;
-  first: number;
-  last: number;
-  valid: boolean;
-  head_hash: string;
-  problem?: string | null;
+// Verification verifies the chain of the hashes of all records.
+function Verification() {
+  const [found, setFound] = useState<AuditVerification>();
+  return (
+    <Opener label="Verify" title="Verify that no record was altered or removed">
+      {() => (
+        <>
+          <Form schema="AuditVerifyRequest" label="Verify"
+            submit={(body) => call("verifyAudit", { body }).then(setFound)} />
+          {found && <Verified of={found} />}
+        </>
+      )}
+    </Opener>
+  );
 }
 
-function Verification() {
-  const [found, setFound] = useState<Verified>();
+function Verified({ of: v }: { of: AuditVerification }) {
+  const unfinished = v.unfinished.join(", ");
   return (
-    <>
-      <Action run={() => sendJSON<Verified>("POST", "v1/admin/audit/verify").then(setFound)}>Verify the chain</Action>
-      {found && (
-        <span role="status">
-          <Status of={found.valid ? "success" : "failed"} /> {count(found.records)} records, {found.first} to {found.last}
-          {found.problem ? <>: <Name>{found.problem}</Name></> : ". None was altered or removed."}{" "}
-          <code title="The hash of the last record">{found.head_hash}</code>
-        </span>
-      )}
-    </>
+    <div role="status">
+      {v.problem && <p class="failure"><Name>{v.problem}</Name></p>}
+      <Facts of={[["Chain", <Status of={v.valid ? "intact" : "broken"} />], ["Records", count(v.records)],
+        ["First", v.first], ["Last", v.last], ["Acts without an outcome", unfinished || "none"]]} />
+      {v.head_hash && <p class="help">Hash of the last record, to keep outside of this server: <code>{v.head_hash}</code></p>}
+    </div>
   );
 }
 
