@@ -13,6 +13,8 @@ import { count, Empty, Facts, Failure, Name, Section, Status, Time } from "../ui
 // outcome shows how an act ended. Of one that is not done, or during which the server died, there is the intent only.
 const outcome = (r: One) => <Status of={r.stage === "intent" ? "unknown" : r.error ? "failed" : "success"} />;
 
+const objectOf = ({ object: { kind, name, org } }: One) => `${kind} ${name}` + (org && kind !== "org" ? ` of ${org}` : "");
+
 // acts leaves out the intents of acts whose outcome is in the list, which has the newest first.
 function acts(records: One[]): One[] {
   const done = new Set(records.map((r) => r.intent));
@@ -26,7 +28,7 @@ const columns: Column<One>[] = [
   { head: "Outcome", cell: outcome },
   { head: "Answer", cell: (r) => r.status ?? "–", class: "number" },
   { head: "Actor", cell: (r) => <Name>{`${r.actor.name} of ${r.actor.org}`}</Name> },
-  { head: "Object", cell: (r) => <Name>{`${r.object.kind} ${r.object.name}${r.object.org ? ` of ${r.object.org}` : ""}`}</Name> },
+  { head: "Object", cell: (r) => <Name>{objectOf(r)}</Name> },
 ];
 
 const fields = ["org", "actor", "action"] as const;
@@ -119,7 +121,7 @@ export function AuditRecord({ args: { sequence } }: { args: Record<string, strin
         ["Execution", r.trace_id ? <a href={link(path("executions", r.trace_id))}>{r.trace_id}</a> : undefined]]} />
       {(r.before || r.after) && (
         <Section title="The object before and after">
-          <Difference before={text(r.before)} after={text(r.after)} />
+          <Difference before={text(r.before)} after={text(r.error && !r.after ? r.before : r.after)} />
         </Section>
       )}
       <Section title="Chain">

@@ -164,10 +164,11 @@ function Detail<T>({ kind, id }: { kind: Kind<T>; id: string }) {
   const caller = useSession();
   const org = useLocation().query.get("org") ?? "";
   const at = url(plural, id, { org });
-  const { value, error, reload } = useLive(async (signal): Promise<Tagged<T>> => {
+  const { value: last, error, reload } = useLive(async (signal): Promise<Tagged<T>> => {
     const answer = await send("GET", at, { signal });
     return { object: await answer.json(), tag: answer.headers.get("ETag") };
   }, [at.href], plural);
+  const value = error?.status === 404 ? undefined : last;
   const change = async ({ tag }: Tagged<T>, settings: Value) => {
     try {
       await sendJSON("PUT", at, settings, { headers: tag ? { "If-Match": tag } : {} });

@@ -179,7 +179,7 @@ function Field({ name, all, schema, value, set, required, code }: {
     input = <input {...common} type="number" step={type === "integer" ? 1 : "any"} placeholder={initial} value={value as number ?? ""}
       onInput={(e) => set(e.currentTarget.value === "" ? undefined : Number(e.currentTarget.value))} />;
   } else if (type === "array" && resolve(schema.items, all).enum) {
-    const chosen = value as string[] ?? [];
+    const chosen = (value ?? schema.default ?? []) as string[];
     input = (
       <div class="choices" role="group" aria-label={name} id={id}>
         {resolve(schema.items, all).enum!.map((v) => (
