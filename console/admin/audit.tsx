@@ -13,7 +13,8 @@ import { count, Empty, Facts, Failure, Name, Section, Status, Time } from "../ui
 // outcome shows how an act ended. Of one that is not done, or during which the server died, there is the intent only.
 const outcome = (r: One) => <Status of={r.stage === "intent" ? "unknown" : r.error ? "failed" : "success"} />;
 
-const objectOf = ({ object: { kind, name, org } }: One) => `${kind} ${name}` + (org && kind !== "org" ? ` of ${org}` : "");
+const objectOf = ({ object: { kind, name, org } }: One) =>
+  `${kind} ${name}` + (org && kind !== "org" ? ` of ${org}` : "");
 
 // acts leaves out the intents of acts whose outcome is in the list, which has the newest first.
 function acts(records: One[]): One[] {
@@ -66,7 +67,8 @@ export function Audit() {
         <button onClick={list.reload}>Look again</button>
         {global && <Verification />}
       </div>
-      <Table label="Audit records" columns={columns} list={{ ...list, value: list.value && acts(list.value) }} keyOf={(r) => String(r.sequence)}
+      <Table label="Audit records" columns={columns} list={{ ...list, value: list.value && acts(list.value) }}
+        keyOf={(r) => String(r.sequence)}
         hrefOf={(r) => link(path("admin", "audit", String(r.sequence)), { at: r.time })}
         empty={<Empty command="bullpen audit list --after 24h">No record matches.</Empty>} />
     </>
@@ -96,7 +98,9 @@ function Verified({ of: v }: { of: AuditVerification }) {
       {v.problem && <p class="failure"><Name>{v.problem}</Name></p>}
       <Facts of={[["Chain", <Status of={v.valid ? "intact" : "broken"} />], ["Records", count(v.records)],
         ["First", v.first], ["Last", v.last], ["Acts without an outcome", unfinished || "none"]]} />
-      {v.head_hash && <p class="help">Hash of the last record, to keep outside of this server: <code>{v.head_hash}</code></p>}
+      {v.head_hash && (
+        <p class="help">Hash of the last record, to keep outside of this server: <code>{v.head_hash}</code></p>
+      )}
     </div>
   );
 }
@@ -109,15 +113,19 @@ export function AuditRecord({ args: { sequence } }: { args: Record<string, strin
     return (await call("listAudit", { created_after: at, created_before, limit: 100 }, signal)).records;
   }, [at]);
   const r = value?.find((r) => String(r.sequence) === sequence);
-  if (!r) return <><Failure of={error} />{!loading && !error && <Empty>There is no such record at that time.</Empty>}</>;
+  if (error) return <Failure of={error} />;
+  if (!r) return loading ? null : <Empty>There is no such record at that time.</Empty>;
   const begin = link("/admin/audit", { actor: r.actor.id, created_before: new Date(Date.parse(at) + 1).toISOString() });
   return (
     <>
       <Facts of={[["Action", <code>{r.action}</code>], ["Outcome", outcome(r)], ["Time", <Time at={r.time} />],
-        ["Actor", <a href={begin}><Name>{`${r.actor.name} (${r.actor.id})`}</Name></a>], ["Of", <Name>{r.actor.org}</Name>],
-        ["Object", <Name>{`${r.object.kind} ${r.object.name}`}</Name>], ["Organisation", r.object.org ? <Name>{r.object.org}</Name> : undefined],
+        ["Actor", <a href={begin}><Name>{`${r.actor.name} (${r.actor.id})`}</Name></a>],
+        ["Of", <Name>{r.actor.org}</Name>],
+        ["Object", <Name>{`${r.object.kind} ${r.object.name}`}</Name>],
+        ["Organisation", r.object.org ? <Name>{r.object.org}</Name> : undefined],
         ["Answer", r.status ?? undefined], ["Error", r.error ?? undefined], ["From", <Name>{r.source_ip}</Name>],
-        ["Client", <Name>{r.user_agent}</Name>], ["Request", <Name>{r.request_id}</Name>], ["Begins with record", r.intent ?? undefined],
+        ["Client", <Name>{r.user_agent}</Name>], ["Request", <Name>{r.request_id}</Name>],
+        ["Begins with record", r.intent ?? undefined],
         ["Execution", r.trace_id ? <a href={link(path("executions", r.trace_id))}>{r.trace_id}</a> : undefined]]} />
       {(r.before || r.after) && (
         <Section title="The object before and after">

@@ -8,7 +8,8 @@ import { duration, Facts, Failure, Name, Section, Status, Time } from "../ui/tex
 
 // Delivery shows the webhook of an execution: its attempts, with what was sent and answered.
 export function Delivery({ id }: { id: string }) {
-  const { value: d, error, reload } = useLive((signal) => call("getDelivery", { id }, signal), [id], "executions", "deliveries");
+  const { value: d, error, reload } = useLive((signal) =>
+    call("getDelivery", { id }, signal), [id], "executions", "deliveries");
   const mayExecute = useMay("execute");
   return (
     <Section title="Webhook" actions={mayExecute && d && d.status !== "pending" && (
@@ -16,8 +17,10 @@ export function Delivery({ id }: { id: string }) {
     )}>
       <Failure of={error} />
       {d && (
-        <Facts of={[["URL", <Name>{d.url}</Name>], ["Status", <Status of={d.status} />], ["Id", <code>{d.webhook_id}</code>],
-          ["Attempts", d.attempts_made], ["Next", d.next_at ? <Time at={d.next_at} /> : undefined], ["Reason", d.reason ?? undefined]]} />
+        <Facts of={[["URL", <Name>{d.url}</Name>], ["Status", <Status of={d.status} />],
+          ["Id", <code>{d.webhook_id}</code>],
+          ["Attempts", d.attempts_made], ["Next", d.next_at ? <Time at={d.next_at} /> : undefined],
+          ["Reason", d.reason ?? undefined]]} />
       )}
       {d?.attempts.map((a) => <Attempt key={a.number} of={a} open={a.number === d.attempts_made} />)}
       {d?.created_at && <Body id={id} />}
@@ -39,11 +42,12 @@ export function Attempt({ of: a, open }: { of: DeliveryAttempt; open?: boolean }
   return (
     <details open={open}>
       <summary>
-        {a.number}. <Time at={a.at} /> <Status of={a.error ? "failed" : "delivered"} />: <Name>{String(a.status ?? a.error)}</Name>{" "}
-        after {duration(a.timings.total_ms)}
+        {a.number}. <Time at={a.at} /> <Status of={a.error ? "failed" : "delivered"} />:{" "}
+        <Name>{String(a.status ?? a.error)}</Name> after {duration(a.timings.total_ms)}
       </summary>
       <Facts of={[["Address", a.remote_addr], ["Detail", a.detail ? <Name>{a.detail}</Name> : undefined],
-        ["DNS", duration(a.timings.dns_ms)], ["Connect", duration(a.timings.connect_ms)], ["TLS", duration(a.timings.tls_ms)],
+        ["DNS", duration(a.timings.dns_ms)], ["Connect", duration(a.timings.connect_ms)],
+        ["TLS", duration(a.timings.tls_ms)],
         ["First byte", duration(a.timings.first_byte_ms)]]} />
       <div class="columns">
         {a.request && <Text label="Sent, before the body" of={headers(a.request)} />}
@@ -53,7 +57,8 @@ export function Attempt({ of: a, open }: { of: DeliveryAttempt; open?: boolean }
   );
 }
 
-const headers = (r: DeliveryRequest) => Object.entries(r.headers).map(([name, value]) => `${name}: ${value}`).join("\n");
+const headers = (r: DeliveryRequest) =>
+  Object.entries(r.headers).map(([name, value]) => `${name}: ${value}`).join("\n");
 
 function Text({ label, of }: { label: string; of: string }) {
   return (

@@ -60,7 +60,8 @@ function Deliveries() {
   const [status, setStatus] = useParam("status");
   const list = usePages(
     async (cursor, signal) => {
-      const page = await call("listDeliveries", { limit: 50, status: status as Delivery["status"] || undefined, cursor }, signal);
+      const filter = { status: status as Delivery["status"] || undefined };
+      const page = await call("listDeliveries", { limit: 50, ...filter, cursor }, signal);
       return { rows: page.deliveries, next: page.next_cursor };
     },
     (d) => d.webhook_id,
@@ -83,7 +84,11 @@ function Deliveries() {
         {mayExecute && <ReplayFailed done={list.reload} />}
       </form>
       <Table label="Deliveries of webhooks" columns={columns} list={list} keyOf={(d) => d.webhook_id}
-        empty={<Empty command="bullpen key webhook set https://ci.example.com/hooks/bullpen">{status ? `No webhook is ${status}.` : "No webhook was sent yet."}</Empty>} />
+        empty={
+          <Empty command="bullpen key webhook set https://ci.example.com/hooks/bullpen">
+            {status ? `No webhook is ${status}.` : "No webhook was sent yet."}
+          </Empty>
+        } />
     </Section>
   );
 }
