@@ -15,7 +15,7 @@ function Webhooks() {
   const [key] = useParam("key");
   return (
     <>
-      <Settings of={key || undefined} />
+      <Settings key={key} of={key || undefined} />
       <Endpoints />
       <Deliveries />
     </>
