@@ -1,17 +1,20 @@
 import { useState } from "preact/hooks";
-import { call, sendJSON } from "../api/client.ts";
-import type { AuditRecord as One } from "../api/schema.ts";
+import { call } from "../api/client.ts";
+import type { AuditRecord as One, AuditVerification } from "../api/schema.ts";
 import { useLive, usePages } from "../app/live.ts";
 import { link, navigate, path, useLocation } from "../app/router.ts";
 import { useSession } from "../app/session.ts";
-import { Action } from "../ui/action.tsx";
+import { Opener } from "../ui/action.tsx";
 import { Difference } from "../ui/diff.tsx";
-import { TimeField } from "../ui/form.tsx";
+import { Form, TimeField } from "../ui/form.tsx";
 import { type Column, Table } from "../ui/table.tsx";
 import { count, Empty, Facts, Failure, Name, Section, Status, Time } from "../ui/text.tsx";
 
 // outcome shows how an act ended. Of one that is not done, or during which the server died, there is the intent only.
 const outcome = (r: One) => <Status of={r.stage === "intent" ? "unknown" : r.error ? "failed" : "success"} />;
+
+const objectOf = ({ object: { kind, name, org } }: One) =>
+  `${kind} ${name}` + (org && kind !== "org" ? ` of ${org}` : "");
 
 // acts leaves out the intents of acts whose outcome is in the list, which has the newest first.
 function acts(records: One[]): One[] {
@@ -26,7 +29,7 @@ const columns: Column<One>[] = [
   { head: "Outcome", cell: outcome },
   { head: "Answer", cell: (r) => r.status ?? "–", class: "number" },
   { head: "Actor", cell: (r) => <Name>{`${r.actor.name} of ${r.actor.org}`}</Name> },
-  { head: "Object", cell: (r) => <Name>{`${r.object.kind} ${r.object.name}${r.object.org ? ` of ${r.object.org}` : ""}`}</Name> },
+  { head: "Object", cell: (r) => <Name>{objectOf(r)}</Name> },
 ];
 
 const fields = ["org", "actor", "action"] as const;
@@ -64,36 +67,41 @@ export function Audit() {
         <button onClick={list.reload}>Look again</button>
         {global && <Verification />}
       </div>
-      <Table label="Audit records" columns={columns} list={{ ...list, value: list.value && acts(list.value) }} keyOf={(r) => String(r.sequence)}
+      <Table label="Audit records" columns={columns} list={{ ...list, value: list.value && acts(list.value) }}
+        keyOf={(r) => String(r.sequence)}
         hrefOf={(r) => link(path("admin", "audit", String(r.sequence)), { at: r.time })}
         empty={<Empty command="bullpen audit list --after 24h">No record matches.</Empty>} />
     </>
   );
 }
 
-// Verified is what the server found in the chain of all records.
-interface Verified {
-  records: number;
-  first: number;
-  last: number;
-  valid: boolean;
-  head_hash: string;
-  problem?: string | null;
+// Verification verifies the chain of the hashes of all records.
+function Verification() {
+  const [found, setFound] = useState<AuditVerification>();
+  return (
+    <Opener label="Verify" title="Verify that no record was altered or removed">
+      {() => (
+        <>
+          <Form schema="AuditVerifyRequest" label="Verify"
+            submit={(body) => call("verifyAudit", { body }).then(setFound)} />
+          {found && <Verified of={found} />}
+        </>
+      )}
+    </Opener>
+  );
 }
 
-function Verification() {
-  const [found, setFound] = useState<Verified>();
+function Verified({ of: v }: { of: AuditVerification }) {
+  const unfinished = v.unfinished.join(", ");
   return (
-    <>
-      <Action run={() => sendJSON<Verified>("POST", "v1/admin/audit/verify").then(setFound)}>Verify the chain</Action>
-      {found && (
-        <span role="status">
-          <Status of={found.valid ? "success" : "failed"} /> {count(found.records)} records, {found.first} to {found.last}
-          {found.problem ? <>: <Name>{found.problem}</Name></> : ". None was altered or removed."}{" "}
-          <code title="The hash of the last record">{found.head_hash}</code>
-        </span>
+    <div role="status">
+      {v.problem && <p class="failure"><Name>{v.problem}</Name></p>}
+      <Facts of={[["Chain", <Status of={v.valid ? "intact" : "broken"} />], ["Records", count(v.records)],
+        ["First", v.first], ["Last", v.last], ["Acts without an outcome", unfinished || "none"]]} />
+      {v.head_hash && (
+        <p class="help">Hash of the last record, to keep outside of this server: <code>{v.head_hash}</code></p>
       )}
-    </>
+    </div>
   );
 }
 
@@ -105,19 +113,23 @@ export function AuditRecord({ args: { sequence } }: { args: Record<string, strin
     return (await call("listAudit", { created_after: at, created_before, limit: 100 }, signal)).records;
   }, [at]);
   const r = value?.find((r) => String(r.sequence) === sequence);
-  if (!r) return <><Failure of={error} />{!loading && !error && <Empty>There is no such record at that time.</Empty>}</>;
+  if (error) return <Failure of={error} />;
+  if (!r) return loading ? null : <Empty>There is no such record at that time.</Empty>;
   const begin = link("/admin/audit", { actor: r.actor.id, created_before: new Date(Date.parse(at) + 1).toISOString() });
   return (
     <>
       <Facts of={[["Action", <code>{r.action}</code>], ["Outcome", outcome(r)], ["Time", <Time at={r.time} />],
-        ["Actor", <a href={begin}><Name>{`${r.actor.name} (${r.actor.id})`}</Name></a>], ["Of", <Name>{r.actor.org}</Name>],
-        ["Object", <Name>{`${r.object.kind} ${r.object.name}`}</Name>], ["Organisation", r.object.org ? <Name>{r.object.org}</Name> : undefined],
+        ["Actor", <a href={begin}><Name>{`${r.actor.name} (${r.actor.id})`}</Name></a>],
+        ["Of", <Name>{r.actor.org}</Name>],
+        ["Object", <Name>{`${r.object.kind} ${r.object.name}`}</Name>],
+        ["Organisation", r.object.org ? <Name>{r.object.org}</Name> : undefined],
         ["Answer", r.status ?? undefined], ["Error", r.error ?? undefined], ["From", <Name>{r.source_ip}</Name>],
-        ["Client", <Name>{r.user_agent}</Name>], ["Request", <Name>{r.request_id}</Name>], ["Begins with record", r.intent ?? undefined],
+        ["Client", <Name>{r.user_agent}</Name>], ["Request", <Name>{r.request_id}</Name>],
+        ["Begins with record", r.intent ?? undefined],
         ["Execution", r.trace_id ? <a href={link(path("executions", r.trace_id))}>{r.trace_id}</a> : undefined]]} />
       {(r.before || r.after) && (
         <Section title="The object before and after">
-          <Difference before={text(r.before)} after={text(r.after)} />
+          <Difference before={text(r.before)} after={text(r.error && !r.after ? r.before : r.after)} />
         </Section>
       )}
       <Section title="Chain">

@@ -1,5 +1,5 @@
-// The mechanism of all kinds of objects that administrators manage: a list, a page and forms of each are made from a row
-// of kinds.tsx.
+// The mechanism of all kinds of objects that administrators manage: a list, a page and forms of each are made from a
+// row of kinds.tsx.
 import type { ComponentChildren, ComponentType } from "preact";
 import { useState } from "preact/hooks";
 import { ApiError, base, call, send, sendJSON } from "../api/client.ts";
@@ -26,6 +26,7 @@ export interface Kind<T> {
   changedByGlobal?: boolean;
   create?: { schema: string; hidden?: string[]; named?: boolean }; // named: by PUT to the name that the reader gives
   replace?: { schema: string; hidden?: string[]; value?: (object: T) => Value };
+  first?: string[]; // properties that forms show first; the reader may open the others
   remove?: { label: string; question: string };
   fixed?: (object: T) => boolean; // reports whether an object can no longer be changed
   secret?: (object: T) => string | undefined; // what the API shows only in an answer to a change
@@ -49,8 +50,9 @@ export function pagesOf<T>(kind: Kind<T>): Page[] {
     global: kind.global,
   };
   const title = kind.one[0].toUpperCase() + kind.one.slice(1);
-  return kind.facts ? [list, { ...list, path: at + "/:id", title, nav: undefined, view: ({ args }) => <Detail kind={kind} id={args.id} /> }]
-    : [list];
+  if (!kind.facts) return [list];
+  const view: Page["view"] = ({ args }) => <Detail kind={kind} id={args.id} />;
+  return [list, { ...list, path: at + "/:id", title, nav: undefined, view }];
 }
 
 function List<T>({ kind }: { kind: Kind<T> }) {
@@ -59,7 +61,8 @@ function List<T>({ kind }: { kind: Kind<T> }) {
   const org = useLocation().query.get("org") ?? "";
   const list = usePages(
     async (cursor, signal) => {
-      const page = await sendJSON<Record<string, unknown>>("GET", url(plural, "", { cursor, org, limit: 100 }), undefined, { signal });
+      const at = url(plural, "", { cursor, org, limit: 100 });
+      const page = await sendJSON<Record<string, unknown>>("GET", at, undefined, { signal });
       return { rows: page[plural] as T[], next: page.next_cursor as string | null };
     },
     id,
@@ -98,19 +101,27 @@ function List<T>({ kind }: { kind: Kind<T> }) {
 export function OrgChooser({ all }: { all: boolean }) {
   const caller = useSession();
   const [org, setOrg] = useParam("org");
-  const { value } = useLive(async (signal) => caller.global ? (await call("listOrgs", { limit: 100 }, signal)).orgs : [], [], "orgs");
+  const { value } = useLive(async (signal) => {
+    return caller.global ? (await call("listOrgs", { limit: 100 }, signal)).orgs : [];
+  }, [], "orgs");
   if (!caller.global) return null;
   return (
     <label>
       organisation{" "}
-      <input list="orgs" value={org} placeholder={all ? "all" : caller.org} size={20} spellcheck={false} autocomplete="off"
+      <input list="orgs" value={org} placeholder={all ? "all" : caller.org} size={20} spellcheck={false}
+        autocomplete="off"
         onChange={(e) => setOrg(e.currentTarget.value.trim())} />
       <datalist id="orgs">{value?.map((o) => <option key={o.name} value={o.name}>{o.title}</option>)}</datalist>
     </label>
   );
 }
 
-function Create<T>({ kind, org, close, reload }: { kind: Kind<T>; org: string; close: () => void; reload: () => void }) {
+function Create<T>({ kind, org, close, reload }: {
+  kind: Kind<T>;
+  org: string;
+  close: () => void;
+  reload: () => void;
+}) {
   const caller = useSession();
   const [name, setName] = useState("");
   const [made, setMade] = useState<T>();
@@ -136,7 +147,8 @@ function Create<T>({ kind, org, close, reload }: { kind: Kind<T>; org: string; c
         </div>
       )}
       {(!named || name) && (
-        <Form schema={schema} hidden={hidden} value={kind.org === "filter" ? { org: org || caller.org } : {}} submit={submit}
+        <Form schema={schema} hidden={hidden} first={kind.first}
+          value={kind.org === "filter" ? { org: org || caller.org } : {}} submit={submit}
           label={`Create ${kind.one}`} />
       )}
     </>
@@ -163,17 +175,19 @@ function Detail<T>({ kind, id }: { kind: Kind<T>; id: string }) {
   const caller = useSession();
   const org = useLocation().query.get("org") ?? "";
   const at = url(plural, id, { org });
-  const { value, error, reload } = useLive(async (signal): Promise<Tagged<T>> => {
+  const { value: last, error, reload } = useLive(async (signal): Promise<Tagged<T>> => {
     const answer = await send("GET", at, { signal });
     return { object: await answer.json(), tag: answer.headers.get("ETag") };
   }, [at.href], plural);
+  const value = error?.status === 404 ? undefined : last;
   const change = async ({ tag }: Tagged<T>, settings: Value) => {
     try {
       await sendJSON("PUT", at, settings, { headers: tag ? { "If-Match": tag } : {} });
     } catch (e) {
       const error = asError(e);
       if (error.status !== 412) throw e;
-      throw new ApiError("Someone has changed it meanwhile. Close this form to see how, then edit again.", 412, error.code);
+      const text = "someone has changed it meanwhile: close this form to see how, then edit again";
+      throw new ApiError(text, 412, error.code);
     } finally {
       reload();
     }
@@ -189,7 +203,7 @@ function Detail<T>({ kind, id }: { kind: Kind<T>; id: string }) {
           </Opener>
         )}
         {changeable && Actions && (
-          <Actions of={value.object} reload={reload} change={(settings) => change(value, { ...value.object, ...settings })} />
+          <Actions of={value.object} reload={reload} change={(settings) => change(value, settings)} />
         )}
         {changeable && kind.remove && (
           <Action danger confirm={kind.remove.question} run={() =>
@@ -214,7 +228,8 @@ function Edit<T>({ kind, of, submit }: {
   const [opened] = useState(of);
   const { schema, hidden, value } = kind.replace!;
   return (
-    <Form schema={schema} hidden={hidden} value={value ? value(opened.object) : { ...opened.object } as Value} label="Save"
+    <Form schema={schema} hidden={hidden} first={kind.first}
+      value={value ? value(opened.object) : { ...opened.object } as Value} label="Save"
       submit={(settings) => submit(opened, settings)} />
   );
 }

@@ -1,6 +1,6 @@
 // The kinds of objects that administrators manage.
 import { call } from "../api/client.ts";
-import type { Image, Key, Member, Org, Plan, Quota, Sandbox, Secret, Session } from "../api/schema.ts";
+import type { Image, Key, KeyMount, Member, Org, Plan, Quota, Sandbox, Secret, Session } from "../api/schema.ts";
 import { useLive } from "../app/live.ts";
 import { link, path } from "../app/router.ts";
 import { useSession } from "../app/session.ts";
@@ -11,7 +11,8 @@ import { bytes, count, Failure, Name, Pairs, Section, Status, Time } from "../ui
 import { type Kind, Shown } from "./kind.tsx";
 import { useState } from "preact/hooks";
 
-const ref = (plural: string, id: string | null | undefined) => id ? <a href={link(path("admin", plural, id))}><Name>{id}</Name></a> : undefined;
+const ref = (plural: string, id: string | null | undefined) =>
+  id ? <a href={link(path("admin", plural, id))}><Name>{id}</Name></a> : undefined;
 const words = (list: string[] | null | undefined) => list?.length ? <Name>{list.join(", ")}</Name> : undefined;
 const limit = (n: number | null | undefined) => n ? count(n) : "no limit";
 const yes = (b: boolean | undefined) => b ? "yes" : "no";
@@ -31,17 +32,19 @@ export const orgs: Kind<Org> = {
     ["Status", <Status of={stateOf(o)} />], ["Title", <Name>{o.title}</Name>], ["Plan", ref("plans", o.plan)],
     ["Created", <Time at={o.created_at} />], ["Deletion began", o.deleting_at && <Time at={o.deleting_at} />],
     ["More", <>
-      <a href={link("/admin/keys", { org: o.name })}>keys</a>, <a href={link("/admin/members", { org: o.name })}>members</a>,{" "}
-      <a href={link("/admin/secrets", { org: o.name })}>secrets</a>, <a href={link("/admin/sessions", { org: o.name })}>sessions</a>,{" "}
-      <a href={link("/admin/audit", { org: o.name })}>audit</a>
+      {["keys", "members", "secrets", "sessions", "audit"].map((plural) => (
+        <><a href={link("/admin/" + plural, { org: o.name })}>{plural}</a>{" "}</>
+      ))}
     </>],
   ],
+  first: ["name", "title", "plan", "suspended"],
   create: { schema: "OrgRequest" },
   replace: { schema: "OrgRequest", hidden: ["name"] },
   remove: { label: "Delete", question: "Delete the organisation with all its data? This cannot be undone." },
   fixed: (o) => !!o.deleting_at,
   Actions: ({ of: { title, plan, suspended }, change }) => (
-    <Action confirm={suspended ? undefined : "Refuse all requests of the organisation's keys? Work accepted before continues."}
+    <Action confirm={suspended ? undefined
+      : "Refuse all requests of the organisation's keys? Work accepted before continues."}
       run={() => change({ title, plan, suspended: !suspended })}>
       {suspended ? "End suspension" : "Suspend"}
     </Action>
@@ -53,14 +56,16 @@ export const orgs: Kind<Org> = {
 // Stored shows how much data an organisation has, also after its deletion.
 function Stored({ org }: { org: string }) {
   const [all, setAll] = useState(false);
-  const { value, error, loading, reload } = useLive((signal) => call("getOrgData", { name: org }, signal), [org], "orgs");
+  const { value, error, loading, reload } = useLive((signal) =>
+    call("getOrgData", { name: org }, signal), [org], "orgs");
   const list = { value: value?.data.filter((d) => all || d.count > 0), error, loading };
   return (
     <Section title={`What is stored: ${value ? count(value.total) : "…"} objects`} actions={<>
       <button aria-pressed={all} onClick={() => setAll(!all)}>{all ? "Only what there is" : "All kinds"}</button>
       <button onClick={reload}>Count again</button>
     </>}>
-      <Table label="What is stored" list={list} keyOf={(d) => d.kind} empty={<p class="empty">Nothing is stored.</p>} columns={[
+      <Table label="What is stored" list={list} keyOf={(d) => d.kind} empty={<p class="empty">Nothing is stored.</p>}
+        columns={[
         { head: "Kind", cell: (d) => d.kind },
         { head: "Count", cell: (d) => count(d.count), class: "number" },
         { head: "Bytes", cell: (d) => d.bytes ? bytes(d.bytes) : "–", class: "number" },
@@ -87,16 +92,22 @@ export const plans: Kind<Plan> = {
     { head: "Streaming", cell: (p) => yes(p.streaming) },
   ],
   facts: (p) => [
-    ["Title", <Name>{p.title}</Name>], ["Executions at once", limit(p.concurrent)], ["Queued at most", limit(p.max_queued)],
+    ["Title", <Name>{p.title}</Name>], ["Executions at once", limit(p.concurrent)],
+    ["Queued at most", limit(p.max_queued)],
     ["Live sandboxes", limit(p.sandboxes)], ["Longest timeout", `${count(p.max_timeout ?? 86_400)} s`],
     ["Requests per minute", limit(p.request_rate)], ["Weight in the queue", p.weight], ["Async", yes(p.async)],
     ["Streaming", yes(p.streaming)], ["Next plan", ref("plans", p.next)],
-    quota("CPU seconds a month", p.monthly?.cpu_seconds), quota("Memory MiB seconds a month", p.monthly?.memory_mib_seconds),
+    quota("CPU seconds a month", p.monthly?.cpu_seconds),
+    quota("Memory MiB seconds a month", p.monthly?.memory_mib_seconds),
     quota("Sandbox seconds a month", p.monthly?.sandbox_seconds), quota("Stored bytes", p.monthly?.stored_bytes),
   ],
+  first: ["name", "title", "concurrent", "max_queued", "max_timeout", "request_rate", "weight"],
   create: { schema: "PlanRequest" },
   replace: { schema: "PlanRequest", hidden: ["name"] },
-  remove: { label: "Remove", question: "Remove the plan? A built-in plan that was changed gets its built-in form again." },
+  remove: {
+    label: "Remove",
+    question: "Remove the plan? A built-in plan that was changed gets its built-in form again.",
+  },
   empty: { text: "There is no plan.", command: "bullpen plan create gold --concurrent 20" },
 };
 
@@ -104,7 +115,7 @@ export const profiles: Kind<Sandbox> = {
   plural: "profiles", title: "Sandbox profiles", one: "sandbox profile", id: (p) => p.name, changedByGlobal: true,
   columns: [
     { head: "Name", cell: (p) => p.name },
-    { head: "Image", cell: (p) => p.image || "the host's runtimes" },
+    { head: "Image", cell: (p) => p.image || "the server's" },
     { head: "CPU", cell: (p) => p.cpu, class: "number" },
     { head: "Memory", cell: (p) => bytes(p.memory as string), class: "number" },
     { head: "Processes", cell: (p) => p.pids, class: "number" },
@@ -112,13 +123,18 @@ export const profiles: Kind<Sandbox> = {
     { head: "Preload", cell: (p) => words(p.preload) ?? "–" },
   ],
   facts: (p) => [
-    ["Image", p.image || "the host's runtimes"], ["CPU", p.cpu], ["Memory", bytes(p.memory as string)], ["Processes", p.pids],
+    ["Image", p.image || "the server's default, or the runtimes of the workers"], ["CPU", p.cpu],
+    ["Memory", bytes(p.memory as string)], ["Processes", p.pids],
     ["Home directory", bytes(p.disk.home as string)], ["/tmp", bytes(p.disk.tmp as string)],
-    ["Changes of the image", p.disk.root ? bytes(p.disk.root as string) : undefined], ["Files in each", count(p.disk.inodes)],
-    ["Output", bytes(p.output as string)], ["Open files", p.open_files], ["Terminals", p.terminals], ["Network", p.network.policy],
-    ["Allowed", words(p.network.allow)], ["Isolation", p.isolation || undefined], ["System calls", words(p.system_calls)],
+    ["Changes of the image", p.disk.root ? bytes(p.disk.root as string) : undefined],
+    ["Files in each", count(p.disk.inodes)],
+    ["Output", bytes(p.output as string)], ["Open files", p.open_files], ["Terminals", p.terminals],
+    ["Network", p.network.policy],
+    ["Allowed", words(p.network.allow)], ["Isolation", p.isolation || undefined],
+    ["System calls", words(p.system_calls)],
     ["Preload", words(p.preload)], ["Secrets", words(p.secrets)], ["Environment", <Pairs of={p.env} />],
   ],
+  first: ["name", "image", "cpu", "memory", "network", "env"],
   create: { schema: "ProfileRequest" },
   replace: { schema: "ProfileRequest", hidden: ["name"] },
   remove: { label: "Remove", question: "Remove the sandbox profile?" },
@@ -127,7 +143,8 @@ export const profiles: Kind<Sandbox> = {
 };
 
 function Preload({ profile }: { profile: string }) {
-  const { value, error } = useLive((signal) => call("getProfilePreload", { name: profile }, signal), [profile], "profiles");
+  const { value, error } = useLive((signal) =>
+    call("getProfilePreload", { name: profile }, signal), [profile], "profiles");
   return (
     <Section title="Preloading">
       <Failure of={error} />
@@ -139,7 +156,9 @@ function Preload({ profile }: { profile: string }) {
   );
 }
 
-const keyState = (k: Key) => k.revoked_at ? "revoked" : k.expires_at && Date.parse(k.expires_at) < Date.now() ? "expired" : "active";
+const expired = (k: Key) => k.expires_at !== null && Date.parse(k.expires_at) < Date.now();
+const keyState = (k: Key) => k.revoked_at ? "revoked" : expired(k) ? "expired" : "active";
+const mount = (m: KeyMount) => m.connection + (m.prefix ? "/" + m.prefix : "") + (m.read_only ? " (read only)" : "");
 const scopes = (k: Key) => (k.global ? "global " : "") + k.scopes.join(", ");
 
 export const keys: Kind<Key> = {
@@ -160,15 +179,20 @@ export const keys: Kind<Key> = {
     ["Status", <Status of={keyState(k)} />], ["Name", <Name>{k.name}</Name>], ["Organisation", ref("orgs", k.org)],
     ["Scopes", scopes(k)], ["Plan of its own", ref("plans", k.plan)], ["Profile", ref("profiles", k.profile)],
     ["Further profiles", words(k.profiles)], ["Key", <code>{k.hint}</code>], ["At once", k.concurrent ?? undefined],
-    ["Longest timeout", k.max_timeout ? `${k.max_timeout} s` : undefined], ["Requests per minute", k.request_rate ?? undefined],
+    ["Longest timeout", k.max_timeout ? `${k.max_timeout} s` : undefined],
+    ["Requests per minute", k.request_rate ?? undefined],
     ["Allowed networks", words(k.allowed_networks)], ["Secrets", words(k.secrets)],
-    ["Mounts", words(k.mounts?.map((m) => m.connection + (m.prefix ? "/" + m.prefix : "") + (m.read_only ? " (read only)" : "")))],
-    ["Environment", k.env && <Pairs of={k.env} />], ["Created", <Time at={k.created_at} />], ["Last used", <Time at={k.last_used_at} />],
+    ["Mounts", words(k.mounts?.map(mount))],
+    ["Environment", k.env && <Pairs of={k.env} />], ["Created", <Time at={k.created_at} />],
+    ["Last used", <Time at={k.last_used_at} />],
     ["Expires", k.expires_at ? <Time at={k.expires_at} /> : "never"],
     ["Previous secret works until", k.overlap_until && <Time at={k.overlap_until} />],
     ["Revoked", k.revoked_at ? <Time at={k.revoked_at} /> : undefined],
-    ["More", <><a href={link("/webhooks", { key: k.id })}>webhook</a>, <a href={link("/admin/audit", { actor: k.id })}>audit</a></>],
+    ["More", <>
+      <a href={link("/webhooks", { key: k.id })}>webhook</a> <a href={link("/admin/audit", { actor: k.id })}>audit</a>
+    </>],
   ],
+  first: ["name", "org", "scopes", "profile", "plan", "expires_at"],
   create: { schema: "KeyRequest" },
   replace: { schema: "KeySettings" },
   remove: { label: "Revoke", question: "Revoke the key? All requests with it are refused from then on." },
@@ -205,9 +229,11 @@ export const members: Kind<Member> = {
   ],
   facts: (m) => [
     ["Address", m.email ? <Name>{m.email}</Name> : undefined], ["Organisation", ref("orgs", m.org)], ["Role", role(m)],
-    ["Subject", m.subject ? <Name>{m.subject}</Name> : "not signed in yet"], ["Identity provider", m.issuer ? <Name>{m.issuer}</Name> : undefined],
+    ["Subject", m.subject ? <Name>{m.subject}</Name> : "not signed in yet"],
+    ["Identity provider", m.issuer ? <Name>{m.issuer}</Name> : undefined],
     ["Created", <Time at={m.created_at} />], ["More", <a href={link("/admin/audit", { actor: m.id })}>audit</a>],
   ],
+  first: ["org", "email", "subject", "role", "global"],
   create: { schema: "MemberRequest" },
   replace: { schema: "MemberSettings" },
   remove: { label: "Remove", question: "Remove the member? The member's sessions end. Running executions continue." },
@@ -223,26 +249,31 @@ function NoProvider() {
   ) : null;
 }
 
+const use = (s: Secret) => s.variable ? "as a file or a variable" : "as a file";
+
 export const secrets: Kind<Secret> = {
   plural: "secrets", title: "Secrets", one: "secret", id: (s) => s.name, org: "address",
   columns: [
     { head: "Name", cell: (s) => s.name },
     { head: "Size", cell: (s) => bytes(s.bytes), class: "number" },
-    { head: "Used as", cell: (s) => s.injection ? "injected" : s.variable ? "file or variable" : "file" },
+    { head: "Used", cell: (s) => s.injection ? "injected" : use(s) },
     { head: "Hosts", cell: (s) => words(s.injection?.hosts) ?? "–" },
     { head: "Updated", cell: (s) => <Time at={s.updated_at} /> },
     { head: "Created", cell: (s) => <Time at={s.created_at} /> },
   ],
   facts: (s) => [
     ["Organisation", ref("orgs", s.org)], ["Size", bytes(s.bytes)],
-    ["Programs get it", s.injection ? "never: the worker adds it to their requests" : s.variable ? "as a file or a variable" : "as a file"],
+    ["Programs get it", s.injection ? "never: the worker adds it to their requests" : use(s)],
     ["Hosts", words(s.injection?.hosts)], ["Header", s.injection && <Name>{s.injection.header}</Name>],
     ["Template", s.injection && <Name>{s.injection.template}</Name>],
     ["Created", <Time at={s.created_at} />], ["Updated", <Time at={s.updated_at} />],
   ],
   create: { schema: "SecretRequest", named: true },
   replace: { schema: "SecretRequest", value: (s) => ({ injection: s.injection }) },
-  remove: { label: "Delete", question: "Delete the secret? Keys and profiles that name it execute nothing until there is one again." },
+  remove: {
+    label: "Delete",
+    question: "Delete the secret? Keys and profiles that name it execute nothing until there is one again.",
+  },
   empty: { text: "The organisation has no secret.", command: "bullpen secret set TOKEN < token.txt" },
 };
 

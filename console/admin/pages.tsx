@@ -6,10 +6,11 @@ import { images, keys, members, orgs, plans, profiles, secrets, sessions } from 
 import { Queue } from "./queue.tsx";
 import { Worker, Workers } from "./workers.tsx";
 
-const own = { nav: { group: "Administration" }, scope: "admin" } as const;
+const group = "Administration";
+const own = { nav: { group }, scope: "admin" } as const;
 
 export const pages: Page[] = [
-  { path: "/admin/workers", title: "Workers", view: Workers, ...own, nav: { group: "Administration", key: "w" }, global: true },
+  { path: "/admin/workers", title: "Workers", view: Workers, ...own, nav: { group, key: "w" }, global: true },
   { path: "/admin/workers/:name", title: "Worker", view: Worker, scope: "admin", global: true },
   { path: "/admin/queue", title: "Queue", view: Queue, ...own },
   ...pagesOf(orgs),

@@ -8,6 +8,7 @@ import { count, duration, Empty, Facts, Failure, Name, Section, Time } from "../
 
 const refresh = 5000; // ms; the stream of changes reports executions of the own organisation only
 
+const wait = (seconds: number | null) => seconds === null ? "unknown" : duration(seconds * 1000);
 const sum = (c: ClassCounts) => c.interactive + c.background;
 
 const columns: Column<QueuedExecution>[] = [
@@ -15,7 +16,7 @@ const columns: Column<QueuedExecution>[] = [
   { head: "Class", cell: (e) => e.class },
   { head: "Created", cell: (e) => <Time at={e.created_at} /> },
   { head: "Before it", cell: (e) => count(e.position), class: "number" },
-  { head: "Starts in", cell: (e) => e.estimated_wait === null ? "unknown" : duration(e.estimated_wait * 1000), class: "number" },
+  { head: "Starts in", cell: (e) => wait(e.estimated_wait), class: "number" },
   { head: "Waiting for", cell: (e) => <Name>{e.waiting_for?.message ?? "a free slot"}</Name> },
 ];
 
@@ -39,7 +40,8 @@ function Queues() {
   useEvery(refresh, list.reload);
   return (
     <Section title="By organisation">
-      <Table label="Queues of organisations" columns={ofOrgs} list={list} keyOf={(q) => q.org} hrefOf={(q) => link(path("admin", "orgs", q.org))}
+      <Table label="Queues of organisations" columns={ofOrgs} list={list} keyOf={(q) => q.org}
+        hrefOf={(q) => link(path("admin", "orgs", q.org))}
         empty={<Empty command="bullpen top">No organisation has anything queued or running.</Empty>} />
     </Section>
   );
@@ -56,9 +58,11 @@ export function Queue() {
         <Section title={`Your organisation, ${org}`}>
           <Facts of={[["Running", of(sum(q.organisation.running), q.organisation.concurrent)],
             ["Queued", of(sum(q.organisation.queued), q.organisation.max_queued)],
-            ["Running with your key", of(sum(q.key.running), q.key.concurrent)], ["Queued with your key", count(sum(q.key.queued))]]} />
+            ["Running with your key", of(sum(q.key.running), q.key.concurrent)],
+            ["Queued with your key", count(sum(q.key.queued))]]} />
           <p class="faint">Of your key waits longest:</p>
-          <Table label="The execution that waits longest" columns={columns} list={{ value: q.oldest ? [q.oldest] : [], error, loading }}
+          <Table label="The execution that waits longest" columns={columns}
+            list={{ value: q.oldest ? [q.oldest] : [], error, loading }}
             keyOf={(e) => e.trace_id} hrefOf={(e) => link(path("executions", e.trace_id))}
             empty={<Empty command="bullpen queue">Nothing of it waits.</Empty>} />
         </Section>

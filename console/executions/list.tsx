@@ -26,11 +26,7 @@ const columns: Column<ListedExecution>[] = [
 ];
 
 // ExecutionTable is the list of executions that a filter selects.
-export function ExecutionTable({ filter, empty, hrefOf }: {
-  filter: Args<"listExecutions">;
-  empty?: string;
-  hrefOf?: (id: string) => string; // the page of an execution if not its own
-}) {
+export function ExecutionTable({ filter, empty }: { filter: Args<"listExecutions">; empty?: string }) {
   const list = usePages(
     async (cursor, signal) => {
       const page = await call("listExecutions", { limit: 50, ...filter, cursor }, signal);
@@ -42,7 +38,7 @@ export function ExecutionTable({ filter, empty, hrefOf }: {
   );
   return (
     <Table label="Executions" columns={columns} list={list} keyOf={(e) => e.trace_id}
-      hrefOf={(e) => hrefOf?.(e.trace_id) ?? link(path("executions", e.trace_id))}
+      hrefOf={(e) => link(path("executions", e.trace_id))}
       empty={<Empty command={`echo 'print(6 * 7)' | bullpen run -`}>{empty ?? "No execution matches."}</Empty>} />
   );
 }

@@ -40,15 +40,17 @@ function schemas(): Promise<Record<string, Schema>> {
 }
 
 // Form edits an object of a schema. fields, if given, are the properties that are shown, in this order, and more are
-// those that the reader may open. What children returns for the present value follows the field after, or the last one.
+// those that the reader may open. With first instead, the schema's properties among first are shown, and all others can
+// be opened. What children returns for the present value follows the field after, or the last one.
 // What is empty is not sent, nor is what value has beyond the schema: it may be a whole object, of which some settings
 // can be changed.
 export function Form(
-  { schema: name, value: initial = {}, fields, more, hidden, children, after, submit: send, label, code }: {
+  { schema: name, value: initial = {}, fields, more, first, hidden, children, after, submit: send, label, code }: {
   schema: string;
   value?: Value;
   fields?: string[];
   more?: string[];
+  first?: string[];
   hidden?: string[]; // properties that are sent as they are
   children?: (value: Value) => ComponentChildren;
   after?: string;
@@ -68,6 +70,11 @@ export function Form(
   const schema = resolve(all[name], all);
   const known = () => Object.fromEntries(Object.entries(value).filter(([name]) => schema.properties?.[name]));
   const props = { all, schema, value, set: setValue, hidden, code };
+  if (first) {
+    const names = Object.keys(schema.properties ?? {}).filter((n) => !hidden?.includes(n));
+    fields = first.filter((n) => names.includes(n));
+    more = names.filter((n) => !first.includes(n)).sort();
+  }
   return (
     <form class="form" onSubmit={(e) => (e.preventDefault(), submit(pruned(known())))}>
       <Fields {...props} fields={after ? fields!.slice(0, fields!.indexOf(after) + 1) : fields} />
@@ -172,7 +179,7 @@ function Field({ name, all, schema, value, set, required, code }: {
     input = <input {...common} type="number" step={type === "integer" ? 1 : "any"} placeholder={initial} value={value as number ?? ""}
       onInput={(e) => set(e.currentTarget.value === "" ? undefined : Number(e.currentTarget.value))} />;
   } else if (type === "array" && resolve(schema.items, all).enum) {
-    const chosen = value as string[] ?? [];
+    const chosen = (value ?? schema.default ?? []) as string[];
     input = (
       <div class="choices" role="group" aria-label={name} id={id}>
         {resolve(schema.items, all).enum!.map((v) => (
@@ -194,6 +201,8 @@ function Field({ name, all, schema, value, set, required, code }: {
     input = <JSONField {...common} value={value} set={set} />;
   } else if (name === "code" || name === "file") {
     input = <Editor label={name} language={code ?? "python"} value={value as string ?? ""} onInput={set} />;
+  } else if (schema.format === "date-time") {
+    input = <input {...common} type="datetime-local" value={localInput(value as string)} onInput={(e) => set(fromLocal(e.currentTarget.value))} />;
   } else if (schema.format === "password" || name === "value") {
     input = <textarea {...common} class="hidden-value" autocomplete="off" spellcheck={false} value={value as string ?? ""} onInput={text} />;
   } else {
@@ -255,7 +264,7 @@ export function TimeField({ name, value, set }: { name: string; value: string | 
       {name}
       <br />
       <input type="datetime-local" value={localInput(value)}
-        onChange={(e) => set(name, e.currentTarget.value && new Date(e.currentTarget.value).toISOString())} />
+        onChange={(e) => set(name, fromLocal(e.currentTarget.value))} />
     </label>
   );
 }
@@ -266,3 +275,5 @@ function localInput(at: string | null | undefined): string {
   const time = new Date(at);
   return new Date(time.getTime() - time.getTimezoneOffset() * 60_000).toISOString().slice(0, 16);
 }
+
+const fromLocal = (text: string) => text && new Date(text).toISOString();

@@ -59,9 +59,10 @@ export const count = (n: number) => n.toLocaleString("en");
 
 const tones: Record<string, string> = {
   success: "good", succeeded: "good", delivered: "good", completed: "good", started: "good", active: "good",
-  running: "busy", starting: "busy", suspended: "wait", deleting: "bad", revoked: "bad", expired: "bad",
+  ready: "good", intact: "good", running: "busy", starting: "busy",
   failed: "bad", timeout: "bad", oom: "bad", seccomp: "bad", blocked: "bad", error: "bad", unhealthy: "bad",
-  missed: "bad",
+  missed: "bad", deleting: "bad", revoked: "bad", expired: "bad", disabled: "bad", broken: "bad",
+  failing: "wait", suspended: "wait", unknown: "wait",
   queued: "wait", waiting: "wait", pending: "wait", paused: "wait", stopping: "wait", cancelling: "wait", draining: "wait",
 };
 

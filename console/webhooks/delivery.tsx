@@ -1,5 +1,6 @@
-import { call } from "../api/client.ts";
-import type { DeliveryAttempt } from "../api/schema.ts";
+import { useState } from "preact/hooks";
+import { address, call, send } from "../api/client.ts";
+import type { DeliveryAttempt, DeliveryRequest } from "../api/schema.ts";
 import { useLive } from "../app/live.ts";
 import { useMay } from "../app/session.ts";
 import { Action } from "../ui/action.tsx";
@@ -7,7 +8,8 @@ import { duration, Facts, Failure, Name, Section, Status, Time } from "../ui/tex
 
 // Delivery shows the webhook of an execution: its attempts, with what was sent and answered.
 export function Delivery({ id }: { id: string }) {
-  const { value: d, error, reload } = useLive((signal) => call("getDelivery", { id }, signal), [id], "executions", "deliveries");
+  const { value: d, error, reload } = useLive((signal) =>
+    call("getDelivery", { id }, signal), [id], "executions", "deliveries");
   const mayExecute = useMay("execute");
   return (
     <Section title="Webhook" actions={mayExecute && d && d.status !== "pending" && (
@@ -15,12 +17,24 @@ export function Delivery({ id }: { id: string }) {
     )}>
       <Failure of={error} />
       {d && (
-        <Facts of={[["URL", <Name>{d.url}</Name>], ["Status", <Status of={d.status} />], ["Id", <code>{d.webhook_id}</code>],
-          ["Attempts", d.attempts_made], ["Next", d.next_at ? <Time at={d.next_at} /> : undefined], ["Reason", d.reason ?? undefined]]} />
+        <Facts of={[["URL", <Name>{d.url}</Name>], ["Status", <Status of={d.status} />],
+          ["Id", <code>{d.webhook_id}</code>],
+          ["Attempts", d.attempts_made], ["Next", d.next_at ? <Time at={d.next_at} /> : undefined],
+          ["Reason", d.reason ?? undefined]]} />
       )}
       {d?.attempts.map((a) => <Attempt key={a.number} of={a} open={a.number === d.attempts_made} />)}
+      {d?.created_at && <Body id={id} />}
     </Section>
   );
+}
+
+// Body shows what each attempt sends, when the reader asks for it.
+function Body({ id }: { id: string }) {
+  const [text, setText] = useState<string>();
+  const read = async () => setText(await (await send("GET", address("getDeliveryBody", { id }))).text());
+  return text === undefined
+    ? <div class="actions"><Action run={read}>Show the body</Action></div>
+    : <Text label="The body of each attempt" of={text} />;
 }
 
 // Attempt shows what one attempt sent and what was answered.
@@ -28,13 +42,29 @@ export function Attempt({ of: a, open }: { of: DeliveryAttempt; open?: boolean }
   return (
     <details open={open}>
       <summary>
-        {a.number}. <Time at={a.at} /> <Status of={a.error ? "failed" : "delivered"} /> {a.status ?? ""} <Name>{a.error ?? ""}</Name>{" "}
-        {duration(a.timings.total_ms)}
+        {a.number}. <Time at={a.at} /> <Status of={a.error ? "failed" : "delivered"} />:{" "}
+        <Name>{String(a.status ?? a.error)}</Name> after {duration(a.timings.total_ms)}
       </summary>
       <Facts of={[["Address", a.remote_addr], ["Detail", a.detail ? <Name>{a.detail}</Name> : undefined],
-        ["DNS", duration(a.timings.dns_ms)], ["Connect", duration(a.timings.connect_ms)], ["TLS", duration(a.timings.tls_ms)],
+        ["DNS", duration(a.timings.dns_ms)], ["Connect", duration(a.timings.connect_ms)],
+        ["TLS", duration(a.timings.tls_ms)],
         ["First byte", duration(a.timings.first_byte_ms)]]} />
-      {a.response !== null && <pre class="file" tabIndex={0} aria-label="The answer"><Name>{a.response.replaceAll("\r\n", "\n")}</Name></pre>}
+      <div class="columns">
+        {a.request && <Text label="Sent, before the body" of={headers(a.request)} />}
+        {a.response !== null && <Text label="Answer" of={a.response.replaceAll("\r\n", "\n")} />}
+      </div>
     </details>
+  );
+}
+
+const headers = (r: DeliveryRequest) =>
+  Object.entries(r.headers).map(([name, value]) => `${name}: ${value}`).join("\n");
+
+function Text({ label, of }: { label: string; of: string }) {
+  return (
+    <div>
+      <p class="faint">{label}</p>
+      <pre class="file" tabIndex={0} aria-label={label}><Name>{of}</Name></pre>
+    </div>
   );
 }

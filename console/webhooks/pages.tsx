@@ -1,22 +1,21 @@
 import { useState } from "preact/hooks";
 import { call } from "../api/client.ts";
-import type { Endpoint } from "../api/schema.ts";
-import { useEvery, useLive } from "../app/live.ts";
+import type { Delivery, Endpoint, ListedDelivery } from "../api/schema.ts";
+import { useEvery, useLive, usePages } from "../app/live.ts";
 import { link, type Page, path, useParam } from "../app/router.ts";
 import { useMay } from "../app/session.ts";
-import { ExecutionTable } from "../executions/list.tsx";
 import { Action } from "../ui/action.tsx";
 import { TimeField } from "../ui/form.tsx";
 import { type Column, Table } from "../ui/table.tsx";
 import { count, Empty, Name, Section, Status, Time } from "../ui/text.tsx";
-import { Delivery } from "./delivery.tsx";
+import { Delivery as Details } from "./delivery.tsx";
 import { Settings } from "./settings.tsx";
 
 function Webhooks() {
   const [key] = useParam("key");
   return (
     <>
-      <Settings of={key || undefined} />
+      <Settings key={key} of={key || undefined} />
       <Endpoints />
       <Deliveries />
     </>
@@ -45,27 +44,57 @@ function Endpoints() {
   );
 }
 
+const columns: Column<ListedDelivery>[] = [
+  { head: "Webhook", cell: (d) => d.event ? <><code>{d.webhook_id}</code> <Name>{d.event}</Name></>
+    : <a href={link(path("webhooks", d.trace_id))}><code>{d.webhook_id}</code></a> },
+  { head: "Status", cell: (d) => <Status of={d.status} /> },
+  { head: "URL", cell: (d) => <Name>{d.url}</Name> },
+  { head: "Attempts", cell: (d) => d.attempts_made, class: "number" },
+  { head: "Last answer", cell: (d) => <Name>{String(d.last_status ?? d.last_error ?? "–")}</Name> },
+  { head: "Last attempt", cell: (d) => <Time at={d.last_attempt_at} /> },
+  { head: "Next attempt", cell: (d) => <Time at={d.next_at} /> },
+  { head: "Reason", cell: (d) => <Name>{d.reason ?? "–"}</Name> },
+];
+
 function Deliveries() {
-  const [status, setStatus] = useParam("status", "failed");
+  const [status, setStatus] = useParam("status");
+  const list = usePages(
+    async (cursor, signal) => {
+      const filter = { status: status as Delivery["status"] || undefined };
+      const page = await call("listDeliveries", { limit: 50, ...filter, cursor }, signal);
+      return { rows: page.deliveries, next: page.next_cursor };
+    },
+    (d) => d.webhook_id,
+    [status],
+    "executions",
+  );
+  useEvery(15_000, list.reload);
+  const mayExecute = useMay("execute");
   return (
-    <Section title="Deliveries" actions={useMay("execute") && <ReplayFailed />}>
+    <Section title="Deliveries">
       <form class="filters" onSubmit={(e) => e.preventDefault()}>
         <label>
           status
           <br />
           <select value={status} onChange={(e) => setStatus(e.currentTarget.value)}>
-            {["failed", "pending", "delivered"].map((s) => <option key={s}>{s}</option>)}
+            <option value="">any</option>
+            {["pending", "delivered", "failed"].map((s) => <option key={s}>{s}</option>)}
           </select>
         </label>
+        {mayExecute && <ReplayFailed done={list.reload} />}
       </form>
-      <ExecutionTable filter={{ webhook_delivery_status: status } as Parameters<typeof ExecutionTable>[0]["filter"]}
-        hrefOf={(id) => link(path("webhooks", id))} empty={`No webhook is ${status}.`} />
+      <Table label="Deliveries of webhooks" columns={columns} list={list} keyOf={(d) => d.webhook_id}
+        empty={
+          <Empty command="bullpen key webhook set https://ci.example.com/hooks/bullpen">
+            {status ? `No webhook is ${status}.` : "No webhook was sent yet."}
+          </Empty>
+        } />
     </Section>
   );
 }
 
 // ReplayFailed sends again what has failed since a time.
-function ReplayFailed() {
+function ReplayFailed({ done: reload }: { done: () => void }) {
   const [since, setSince] = useState(() => new Date(Date.now() - 24 * 3600_000).toISOString());
   const [done, setDone] = useState<string>();
   const run = async () => {
@@ -76,12 +105,13 @@ function ReplayFailed() {
       after = progress.next ?? undefined;
       setDone(`${count(replayed)} sent again, ${count(progress.left)} left`);
     } while (after);
+    reload();
   };
   return (
     <>
-      <span role="status">{done}</span>
       <TimeField name="failed since" value={since} set={(_, value) => value && setSince(value)} />
       <Action run={run} confirm="Send all webhooks again that have failed since then?">Replay failed</Action>
+      <span role="status">{done}</span>
     </>
   );
 }
@@ -90,7 +120,7 @@ function One({ args: { id } }: { args: Record<string, string> }) {
   return (
     <>
       <p>Of the execution <a href={link(path("executions", id))}><code>{id}</code></a></p>
-      <Delivery id={id} />
+      <Details id={id} />
     </>
   );
 }

@@ -13,14 +13,16 @@ const absent = (error: ApiError | undefined) => error?.status === 404;
 
 // Settings shows those of the caller's key, or for administrators of the one with an id.
 export function Settings({ of: key }: { of: string | undefined }) {
-  const { value: w, error, reload } = useLive((signal) => call("getWebhook", { key }, signal), [key ?? ""]);
+  const { value, error, reload } = useLive((signal) => call("getWebhook", { key }, signal), [key ?? ""]);
+  const w = absent(error) ? undefined : value;
   const { name } = useSession();
   const mayChange = useMay("execute") || useMay("admin");
   const [secret, setSecret] = useState<string>();
   const [tested, setTested] = useState<DeliveryAttempt>();
   const done = (w: Webhook, close: () => void) => (setSecret(w.secret), reload(), close());
   const put = (close: () => void) => (
-    <Form schema="WebhookRequest" label="Set" submit={async (body) => done(await call("putWebhook", { key, body: body as WebhookRequest }), close)} />
+    <Form schema="WebhookRequest" label="Set"
+      submit={async (body) => done(await call("putWebhook", { key, body: body as WebhookRequest }), close)} />
   );
   return (
     <Section title={`Settings of the key ${key ?? name}`} actions={mayChange && w && (
@@ -29,17 +31,20 @@ export function Settings({ of: key }: { of: string | undefined }) {
         <Opener label="Edit" title="Edit the webhook settings">
           {(close) => (
             <Form schema="WebhookRequest" hidden={["secret"]} value={{ ...w }} label="Save"
-              submit={async ({ secret: _, ...body }) => done(await call("patchWebhook", { key, body: body as WebhookRequest }), close)} />
+              submit={async ({ secret: _, ...body }) =>
+                done(await call("patchWebhook", { key, body: body as WebhookRequest }), close)} />
           )}
         </Opener>
         <Opener label="Rotate the secret">
           {(close) => (
             <Form schema="WebhookRotation" label="Rotate"
-              submit={async (body) => done(await call("rotateWebhook", { key, body: body as WebhookRotation }), close)} />
+              submit={async (body) =>
+                done(await call("rotateWebhook", { key, body: body as WebhookRotation }), close)} />
           )}
         </Opener>
         <Action danger confirm="Remove the settings with their secrets? Pending deliveries are then sent unsigned."
-          run={() => call("deleteWebhook", { key }).then(reload)}>Remove</Action>
+          run={() => call("deleteWebhook", { key }).then(() =>
+            (setSecret(undefined), setTested(undefined), reload()))}>Remove</Action>
       </>
     )}>
       {!absent(error) && <Failure of={error} />}
@@ -52,12 +57,14 @@ export function Settings({ of: key }: { of: string | undefined }) {
           {mayChange && <div class="actions"><Opener label="Set a webhook" primary>{put}</Opener></div>}
         </>
       )}
-      {w && !absent(error) && (
+      {w && (
         <Facts of={[["URL", w.url ? <Name>{w.url}</Name> : "none"], ["Attempts at most", w.max_attempts],
           ["Waits between them", w.waits.map((s) => `${s} s`).join(", ")], ["Timeout of one", `${w.timeout} s`],
           ["Headers with the signature", <Name>{["Webhook-Signature", ...w.signature_headers].join(", ")}</Name>],
           ["Secret", w.secret_hint ? <code>{w.secret_hint}</code> : "none: not signed"],
-          ["Previous secret", w.old_secret_until ? <><code>{w.old_secret_hint}</code> until <Time at={w.old_secret_until} /></> : undefined],
+          ["Previous secret", w.old_secret_until
+            ? <><code>{w.old_secret_hint}</code> until <Time at={w.old_secret_until} /></>
+            : undefined],
           ["Changed", <Time at={w.updated_at} />]]} />
       )}
       {tested && <Section title="The test"><Attempt of={tested} open /></Section>}
