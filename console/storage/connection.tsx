@@ -91,7 +91,7 @@ export function Storage({ args: { slug } }: { args: Record<string, string> }) {
             <Files of={stored("volume", slug, number, !c.read_only)} />
           </>
         )],
-        v && ["Versions", () => <Versions of={v.versions} />],
+        v && ["Versions", () => <Versions of={v.versions} mayFiles={mayFiles} />],
         v && mayFiles && ["Difference", () => <Difference source="volume" id={slug} versions={v.versions} />],
       ]} />
     </>

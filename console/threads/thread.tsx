@@ -59,7 +59,7 @@ export function Thread({ args: { id } }: { args: Record<string, string> }) {
             <Files of={stored("thread", id, number, mayFiles)} />
           </>
         )],
-        ["Versions", () => <Versions of={t.versions} />],
+        ["Versions", () => <Versions of={t.versions} mayFiles={mayFiles} />],
         mayFiles && ["Difference", () => <Difference source="thread" id={id} versions={t.versions} />],
         ["Executions", () => <ExecutionTable filter={{ thread_id: id }} empty="No execution of it is kept." />],
       ]} />

@@ -14,8 +14,8 @@ export function Execution({ id, none }: { id: string | null; none: string }) {
   return id ? <a href={link(path("executions", id))}>{id}</a> : <span class="faint">{none}</span>;
 }
 
-// Versions lists the versions of a thread or a volume.
-export function Versions({ of }: { of: ThreadVersion[] }) {
+// Versions lists the versions of a thread or a volume, with links to their files.
+export function Versions({ of, mayFiles }: { of: ThreadVersion[]; mayFiles: boolean }) {
   const at = useLocation().path;
   const columns: Column<ThreadVersion>[] = [
     { head: "Version", cell: (v) => v.number },
@@ -23,14 +23,16 @@ export function Versions({ of }: { of: ThreadVersion[] }) {
     { head: "Execution", cell: (v) => <Execution id={v.trace_id} none="–" /> },
     { head: "Size", cell: (v) => bytes(v.bytes), class: "number" },
     { head: "Files", cell: (v) => count(v.files), class: "number" },
-    {
+  ];
+  if (mayFiles) {
+    columns.push({
       head: "Changes",
       cell: (v) => <a href={link(at, { tab: "Difference", from: v.number - 1, to: v.number })}>what it changed</a>,
-    },
-  ];
+    });
+  }
   return (
     <Table label="Versions" columns={columns} list={{ value: of, loading: false }} keyOf={(v) => String(v.number)}
-      hrefOf={(v) => link(at, { version: v.number })} empty={none} />
+      hrefOf={mayFiles ? (v) => link(at, { version: v.number }) : undefined} empty={none} />
   );
 }
 
