@@ -69,7 +69,8 @@ export interface Agent {
 }
 
 // at returns the address of a route with parts of its path.
-export const at = (...parts: string[]) => new URL(["sandbox-agent/v1", ...parts.map(encodeURIComponent)].join("/"), base);
+export const at = (...parts: string[]) =>
+  new URL(["sandbox-agent/v1", ...parts.map(encodeURIComponent)].join("/"), base);
 
 export const call = <T>(method: string, path: string[], body?: unknown, signal?: AbortSignal) =>
   sendJSON<T>(method, at(...path), body, { signal });
@@ -82,7 +83,9 @@ export function homeOf(session: string, mayChange: boolean): Source {
     return url;
   };
   type Listed = { name: string; path: string; entryType: Entry["type"]; size: number; modified?: string };
-  const entry = (e: Listed, path: string): Entry => ({ name: e.name, path, type: e.entryType, size: e.size, modified: e.modified });
+  const entry = (e: Listed, path: string): Entry => (
+    { name: path.slice(path.lastIndexOf("/") + 1), path, type: e.entryType, size: e.size, modified: e.modified }
+  );
   const files: Source = {
     key: session,
     kinds: ["agent_sessions"],
@@ -91,7 +94,7 @@ export function homeOf(session: string, mayChange: boolean): Source {
     list: async (path, signal) => {
       if (!path) path = ".";
       const found = await sendJSON<Listed>("GET", fs("stat", { path }), undefined, { signal });
-      if (found.entryType !== "directory") return [entry({ ...found, name: path.slice(path.lastIndexOf("/") + 1) }, path)];
+      if (found.entryType !== "directory") return [entry(found, path)];
       const list = await sendJSON<Listed[]>("GET", fs("entries", { path }), undefined, { signal });
       return list.map((e) => entry(e, path ? path + "/" + e.name : e.name));
     },

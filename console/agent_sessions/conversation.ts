@@ -2,7 +2,7 @@
 import type { Item, Permission, Question, SessionEvent } from "./api.ts";
 
 export type Line =
-  | { kind: "item"; key: string; at: string; item: Item; typed: string } // typed: its text so far, before it is complete
+  | { kind: "item"; key: string; at: string; item: Item; typed: string } // typed: its text until it is complete
   | { kind: "permission"; key: string; at: string; permission: Permission }
   | { kind: "question"; key: string; at: string; question: Question }
   | { kind: "note"; key: string; at: string; text: string; bad: boolean };
@@ -18,7 +18,8 @@ export class Conversation {
 
   add(e: SessionEvent) {
     const data = e.data as Record<string, unknown>;
-    const note = (text: string, bad = false) => this.push({ kind: "note", key: `${e.sequence}`, at: e.time, text, bad });
+    const note = (text: string, bad = false) =>
+      this.push({ kind: "note", key: `${e.sequence}`, at: e.time, text, bad });
     switch (e.type) {
       case "turn.started":
       case "turn.ended":
@@ -28,8 +29,10 @@ export class Conversation {
       case "item.completed": {
         const item = data.item as Item;
         const line = this.known.get(item.item_id);
-        if (line?.kind === "item") Object.assign(line, { item, typed: item.status === "in_progress" ? line.typed : "" });
-        else this.push({ kind: "item", key: item.item_id, at: e.time, item, typed: "" });
+        if (line?.kind === "item") {
+          line.item = item;
+          if (e.type === "item.completed") line.typed = "";
+        } else this.push({ kind: "item", key: item.item_id, at: e.time, item, typed: "" });
         break;
       }
       case "item.delta": {

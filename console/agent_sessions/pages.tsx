@@ -30,12 +30,14 @@ function Sessions() {
   return (
     <>
       {mayExecute && (
-        <div class="filters"><Opener label="Create a session" primary>{(close) => <Create close={close} />}</Opener></div>
+        <div class="filters">
+          <Opener label="Create a session" primary>{(close) => <Create close={close} />}</Opener>
+        </div>
       )}
       <Table label="Agent sessions" columns={columns} list={list} keyOf={(s) => s.sessionId}
         hrefOf={(s) => link(path("agent-sessions", s.sessionId))}
         empty={
-          <Empty command={"bullpen agent session create demo --agent mock\nbullpen agent session send demo 'say hello'"}>
+          <Empty command="bullpen agent session create demo --agent mock">
             There is no session of a coding agent. Create one here, or:
           </Empty>
         } />
@@ -50,14 +52,19 @@ interface Named {
 
 function Create({ close }: { close: () => void }) {
   const [value, setValue] = useState<Record<string, string>>({ agent: "mock" });
-  const agents = useLive(async (signal) => (await call<{ agents: Agent[] }>("GET", ["agents"], undefined, signal)).agents, []);
+  const agents = useLive(
+    async (signal) => (await call<{ agents: Agent[] }>("GET", ["agents"], undefined, signal)).agents,
+    [],
+  );
   const useNamed = (what: "modes" | "models") =>
     useLive(
-      async (signal) => (await call<Record<string, Named[]>>("GET", ["agents", value.agent, what], undefined, signal))[what],
+      async (signal) =>
+        (await call<Record<string, Named[]>>("GET", ["agents", value.agent, what], undefined, signal))[what],
       [value.agent],
     ).value ?? [];
   const modes = useNamed("modes"), models = useNamed("models");
-  const { busy, submit, failure } = useSubmit(async ({ id, ...body }: Record<string, string>) => {
+  const { busy, submit, failure } = useSubmit(async (all: Record<string, string>) => {
+    const { id, ...body } = Object.fromEntries(Object.entries(all).filter(([, v]) => v));
     const made = await call<{ sessionId?: string }>("POST", id ? ["sessions", id] : ["sessions"], body);
     close();
     navigate(path("agent-sessions", id || made.sessionId!));
@@ -81,9 +88,11 @@ function Create({ close }: { close: () => void }) {
     </div>
   );
   return (
-    <form class="form" onSubmit={(e) => (e.preventDefault(), submit(Object.fromEntries(Object.entries(value).filter(([, v]) => v))))}>
+    <form class="form" onSubmit={(e) => (e.preventDefault(), submit(value))}>
       <Failure of={agents.error} />
-      {choice("agent", "agent", (agents.value ?? []).map((a) => ({ id: a.id, name: a.installed ? a.id : `${a.id} (not installed)` })))}
+      {choice("agent", "agent", (agents.value ?? []).map(({ id, installed }) => (
+        { id, name: installed ? id : `${id} (not installed)` }
+      )))}
       {choice("agentMode", "mode", modes, "default")}
       {choice("permissionMode", "permissions", ["plan", "acceptEdits", "bypass"].map((id) => ({ id })), "default")}
       {choice("model", "model", models, "default")}
@@ -97,6 +106,12 @@ function Create({ close }: { close: () => void }) {
 }
 
 export const pages: Page[] = [
-  { path: "/agent-sessions", title: "Agent sessions", view: Sessions, nav: { group: "Agents", key: "a" }, scope: "read" },
+  {
+    path: "/agent-sessions",
+    title: "Agent sessions",
+    view: Sessions,
+    nav: { group: "Agents", key: "a" },
+    scope: "read",
+  },
   { path: "/agent-sessions/:id", title: "Agent session", view: Session, scope: "read" },
 ];

@@ -4,7 +4,7 @@ import { follow, type StreamState } from "../api/events.ts";
 import { useLive } from "../app/live.ts";
 import { navigate } from "../app/router.ts";
 import { useMay } from "../app/session.ts";
-import { Action, useSubmit } from "../ui/action.tsx";
+import { Action, notify, useSubmit } from "../ui/action.tsx";
 import { Diff } from "../ui/diff.tsx";
 import { Files } from "../ui/files.tsx";
 import { StreamSign, useEnd } from "../ui/output.tsx";
@@ -29,7 +29,8 @@ export function Session({ args: { id } }: { args: Record<string, string> }) {
       <div class="actions">
         <code><Name>{id}</Name></code> <Status of={s.ended ? "ended" : "open"} />
         {mayExecute && !s.ended && (
-          <Action danger confirm="End this session? It stays readable." run={() => call("POST", ["sessions", id, "terminate"]).then(reload)}>
+          <Action danger confirm="End this session? It stays readable."
+            run={() => call("POST", ["sessions", id, "terminate"]).then(reload)}>
             End
           </Action>
         )}
@@ -78,7 +79,7 @@ function Talk({ id, session, mayAnswer }: { id: string; session: AgentSession; m
     });
     return () => (stop.abort(), cancelAnimationFrame(frame));
   }, [id]);
-  const reply = (kind: string, key: string, verb: string, body?: unknown) => call("POST", ["sessions", id, kind, key, verb], body);
+  const reply: Reply = (kind, key, verb, body) => call("POST", ["sessions", id, kind, key, verb], body);
   return (
     <>
       <div class="actions">
@@ -87,12 +88,14 @@ function Talk({ id, session, mayAnswer }: { id: string; session: AgentSession; m
         {!talk.waits && talk.working && <span class="status busy" role="status">the agent works</span>}
       </div>
       <Failure of={error} />
-      {(talk.cut || session.eventCount > eventsShown) && <p class="faint">Only the end of the conversation is shown.</p>}
+      {(talk.cut || session.eventCount > eventsShown) && (
+        <p class="faint">Only the end of the conversation is shown.</p>
+      )}
       <div class="talk" {...useEnd<HTMLDivElement>()} tabIndex={0} role="log" aria-label="Conversation">
         {talk.lines.length === 0 && <p class="faint">Nobody has said anything.</p>}
         {talk.lines.map((line) => <Entry key={line.key} of={line} reply={mayAnswer ? reply : undefined} />)}
       </div>
-      {mayAnswer && <Compose id={id} />}
+      {mayAnswer && <Compose id={id} busy={talk.working} />}
     </>
   );
 }
@@ -117,7 +120,8 @@ function Entry({ of, reply }: { of: Line; reply?: Reply }) {
   }
 }
 
-const kinds: Record<string, string> = { tool_call: "calls a tool", tool_result: "result of a tool", status: "status", system: "system" };
+const kinds: Record<string, string> = { tool_call: "calls a tool", tool_result: "result of a tool", status: "status" };
+const progress: Record<string, string> = { failed: " (failed)", in_progress: " …" };
 
 function ItemEntry({ item, typed, at }: { item: Item; typed: string; at: string }) {
   // What is typed replaces the text with which the item began.
@@ -126,7 +130,7 @@ function ItemEntry({ item, typed, at }: { item: Item; typed: string; at: string 
     <div class={(item.role === "user" ? "user" : "") + (item.status === "failed" ? " bad" : "")}>
       <header>
         <b><Name>{item.role ?? "agent"}</Name></b>
-        <span>{kinds[item.kind] ?? ""}{item.status === "failed" ? " (failed)" : item.status === "in_progress" ? " …" : ""}</span>
+        <span>{kinds[item.kind] ?? ""}{progress[item.status] ?? ""}</span>
         <Time at={at} />
       </header>
       {typed && <div class="text">{visible(typed)}</div>}
@@ -149,7 +153,8 @@ function PartEntry({ of }: { of: Part }) {
     case "tool_call":
       return <><code><Name>{of.name}</Name></code><JSONText of={parsed(of.arguments)} /></>;
     case "tool_result":
-      return of.output ? <pre class="file" tabIndex={0}>{visible(of.output)}</pre> : <span class="faint">no output</span>;
+      if (!of.output) return <span class="faint">no output</span>;
+      return <pre class="file" tabIndex={0}>{visible(of.output)}</pre>;
     case "file_ref":
       return (
         <>
@@ -174,7 +179,9 @@ function parsed(text = ""): unknown {
   }
 }
 
-const decisions: Record<string, string> = { accept: "allowed once", accept_for_session: "allowed always", reject: "rejected" };
+const decisions: Record<string, string> = {
+  accept: "allowed once", accept_for_session: "allowed always", reject: "rejected",
+};
 
 function PermissionEntry({ of, at, reply }: { of: Permission; at: string; reply?: Reply }) {
   const answer = (text: string) => reply!("permissions", of.permission_id, "reply", { reply: text });
@@ -217,16 +224,17 @@ function QuestionEntry({ of, at, reply }: { of: Question; at: string; reply?: Re
   );
 }
 
-function Compose({ id }: { id: string }) {
+function Compose({ id, busy: queued }: { id: string; busy: boolean }) {
   const [text, setText] = useState("");
   const { busy, submit, failure } = useSubmit(async (message: string) => {
     await call("POST", ["sessions", id, "messages"], { message });
     setText("");
+    if (queued) notify("The message waits until this turn of the agent has ended.");
   });
   return (
     <form class="compose" onSubmit={(e) => (e.preventDefault(), submit(text))}>
-      <textarea rows={3} aria-label="Message" placeholder="A message to the agent. Ctrl+Enter sends it." required value={text}
-        onInput={(e) => setText(e.currentTarget.value)}
+      <textarea rows={3} aria-label="Message" placeholder="A message to the agent. Ctrl+Enter sends it." required
+        value={text} onInput={(e) => setText(e.currentTarget.value)}
         onKeyDown={(e) => e.key === "Enter" && (e.ctrlKey || e.metaKey) && text && !busy && submit(text)} />
       {failure}
       <div class="actions"><button class="primary" disabled={busy} aria-busy={busy}>Send</button></div>

@@ -45,7 +45,7 @@ export async function start(id: string, user: string, command: string): Promise<
 export const output = (id: string, pid: number, after: string, signal: AbortSignal) =>
   stream(id, "Connect", { process: { pid }, afterSeq: after }, signal);
 
-// stream calls a method that answers with a stream. Each message follows a byte with flags and its length in four.
+// stream calls a method that answers with a stream of the events of a process.
 async function* stream(
   id: string,
   method: string,
@@ -57,10 +57,25 @@ async function* stream(
   const body = new Uint8Array(5 + text.length);
   new DataView(body.buffer).setUint32(1, text.length);
   body.set(text, 5);
-  const headers: Record<string, string> = { "Content-Type": "application/connect+json", "Connect-Protocol-Version": "1" };
-  if (user) headers["Bullpen-User"] = user;
-  const answer = await send("POST", address("callGuest", { id, service: "process.Process", method }), { body, headers, signal });
-  const reader = answer.body!.getReader();
+  const headers = new Headers({ "Content-Type": "application/connect+json", "Connect-Protocol-Version": "1" });
+  if (user) headers.set("Bullpen-User", user);
+  const url = address("callGuest", { id, service: "process.Process", method });
+  const answer = await send("POST", url, { body, headers, signal });
+  for await (const { last, message } of messages(answer.body!)) {
+    if (!last) yield message.event as ProcessEvent;
+    else if (message.error) throw new ApiError(message.error.message ?? message.error.code, 400, message.error.code);
+    else return;
+  }
+}
+
+interface Message {
+  last: boolean; // it ends the stream
+  message: { event?: ProcessEvent; error?: { code: string; message?: string } };
+}
+
+// messages decodes a stream. Each message follows a byte with flags and its length in four.
+export async function* messages(body: ReadableStream<Uint8Array>): AsyncGenerator<Message> {
+  const reader = body.getReader();
   let rest = new Uint8Array(0);
   try {
     for (;;) {
@@ -73,12 +88,9 @@ async function* stream(
       while (rest.length >= 5) {
         const length = new DataView(rest.buffer, rest.byteOffset).getUint32(1);
         if (rest.length < 5 + length) break;
-        const decoded = JSON.parse(new TextDecoder().decode(rest.subarray(5, 5 + length)));
-        const last = rest[0] & 2;
+        const text = new TextDecoder().decode(rest.subarray(5, 5 + length));
+        yield { last: (rest[0] & 2) !== 0, message: JSON.parse(text) };
         rest = rest.subarray(5 + length);
-        if (!last) yield decoded.event;
-        else if (decoded.error) throw new ApiError(decoded.error.message ?? decoded.error.code, 400, decoded.error.code);
-        else return;
       }
     }
   } finally {
@@ -113,7 +125,8 @@ export async function list(id: string, path: string, signal: AbortSignal) {
 }
 
 export const remove = (id: string, path: string) => filesystem(id, "Remove", { path });
-export const move = (id: string, source: string, destination: string) => filesystem(id, "Move", { source, destination });
+export const move = (id: string, source: string, destination: string) =>
+  filesystem(id, "Move", { source, destination });
 
 // file returns the address of a file's content.
 export function file(id: string, path: string): URL {

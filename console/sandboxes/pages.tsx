@@ -11,7 +11,9 @@ import { Sandbox } from "./sandbox.tsx";
 
 type State = NonNullable<Args<"listSandboxes">["state"]>;
 const states: State[] = ["starting", "running", "stopping", "paused", "ended"];
-const order = ["name", "profile", "timeout", "on_timeout", "idle_timeout", "thread_id", "sub_paths", "env_vars", "metadata"];
+const order = [
+  "name", "profile", "timeout", "on_timeout", "idle_timeout", "thread_id", "sub_paths", "env_vars", "metadata",
+];
 
 const columns: Column<LiveSandbox>[] = [
   { head: "Sandbox", cell: (s) => <code>{s.id}</code> },
@@ -60,7 +62,8 @@ function Sandboxes() {
           </Opener>
         )}
       </div>
-      <Table label="Sandboxes" columns={columns} list={list} keyOf={(s) => s.id} hrefOf={(s) => link(path("sandboxes", s.id))}
+      <Table label="Sandboxes" columns={columns} list={list} keyOf={(s) => s.id}
+        hrefOf={(s) => link(path("sandboxes", s.id))}
         empty={
           <Empty command="bullpen sandbox create --name build --timeout 1h --on-timeout pause">
             {state ? "No sandbox is in this state." : "A sandbox stays after a command has ended. Create one here, or:"}

@@ -9,13 +9,14 @@ import { type Column, Table } from "../ui/table.tsx";
 import { Empty, Failure, Name } from "../ui/text.tsx";
 import { output, type Process, processes, sendSignal, start } from "./guest.ts";
 
-// Processes lists the processes of a running sandbox, starts commands, and shows the output of one process.
-export function Processes({ id }: { id: string }) {
+// Processes lists the processes of a running sandbox, starts commands, and shows the output of one process. A sandbox
+// that stops when it is idle is not asked again and again, which would be use.
+export function Processes({ id, idle }: { id: string; idle: boolean }) {
   const [pid, setPID] = useParam("pid");
   const [command, setCommand] = useState("");
   const [user, setUser] = useState("user");
   const list = useLive((signal) => processes(id, signal), [id]);
-  useEvery(3000, list.reload);
+  useEvery(3000, () => idle || list.reload());
   const { busy, submit, failure } = useSubmit(async (text: string) => {
     setPID(String(await start(id, user, text)));
     list.reload();
@@ -37,19 +38,24 @@ export function Processes({ id }: { id: string }) {
   return (
     <>
       <form class="actions" onSubmit={(e) => (e.preventDefault(), submit(command))}>
-        <input class="mono wide" aria-label="Command" placeholder="a command for sh, such as: ls -la" required spellcheck={false}
-          value={command} onInput={(e) => setCommand(e.currentTarget.value)} />
+        <input class="mono wide" aria-label="Command" placeholder="a command for sh, such as: ls -la" required
+          spellcheck={false} value={command} onInput={(e) => setCommand(e.currentTarget.value)} />
         <select aria-label="User" value={user} onChange={(e) => setUser(e.currentTarget.value)}>
           <option>user</option>
           <option>root</option>
         </select>
         <button class="primary" disabled={busy} aria-busy={busy}>Start</button>
+        {idle && <button type="button" onClick={list.reload}>Read the list again</button>}
       </form>
       {failure}
       {pid && <ProcessOutput key={pid} id={id} pid={Number(pid)} ended={list.reload} close={() => setPID("")} />}
       <Table label="Processes" columns={columns} list={{ ...list, value: list.value ?? (list.error && []) }}
         keyOf={(p) => String(p.pid)}
-        empty={<Empty command={`bullpen sandbox exec ${id} -- ls -la`}>No process that a client has started is running.</Empty>} />
+        empty={
+          <Empty command={`bullpen sandbox exec ${id} -- ls -la`}>
+            No process that a client has started is running. Start one here, or:
+          </Empty>
+        } />
     </>
   );
 }

@@ -20,7 +20,9 @@ export function Sandbox({ args: { id } }: { args: Record<string, string> }) {
   const running = s.state === "running";
   const timeout = (label: string, run: (body: SandboxTimeout) => Promise<unknown>) => (
     <Opener label={label}>
-      {(close) => <Form schema="SandboxTimeout" label={label} submit={(body) => run(body).then(() => (close(), reload()))} />}
+      {(close) => (
+        <Form schema="SandboxTimeout" label={label} submit={(body) => run(body).then(() => (close(), reload()))} />
+      )}
     </Opener>
   );
   return (
@@ -31,13 +33,15 @@ export function Sandbox({ args: { id } }: { args: Record<string, string> }) {
         {mayExecute && running && <Action run={() => call("pauseSandbox", { id }).then(reload)}>Pause</Action>}
         {mayExecute && s.state === "paused" && timeout("Resume", (body) => call("resumeSandbox", { id, body }))}
         {mayExecute && s.state !== "ended" && (
-          <Action danger confirm="End this sandbox for good?" run={() => call("deleteSandbox", { id }).then(reload)}>Delete</Action>
+          <Action danger confirm="End this sandbox for good?" run={() => call("deleteSandbox", { id }).then(reload)}>
+            Delete
+          </Action>
         )}
       </div>
       <Failure of={error} />
       <Facts of={facts(s)} />
       <Tabs of={[
-        mayExecute && running && ["Processes", () => <Processes id={id} />],
+        mayExecute && running && ["Processes", () => <Processes id={id} idle={Boolean(s.idle_timeout)} />],
         mayExecute && running && ["Files", () => <Files of={guestFiles(id)} />],
         mayExecute && ["Log", () => <Logs key={`${s.trace_id} ${s.state}`} id={id} />],
         ["Acts", () => <Acts of={s.acts} />],
@@ -48,7 +52,8 @@ export function Sandbox({ args: { id } }: { args: Record<string, string> }) {
 
 function facts(s: LiveSandbox): Parameters<typeof Facts>[0]["of"] {
   return [
-    ["Name", <Name>{s.name}</Name>], ["Profile", s.profile || "the key's"], ["Stopped because", s.message ? <Name>{s.message}</Name> : s.reason ?? undefined],
+    ["Name", <Name>{s.name}</Name>], ["Profile", s.profile || "the key's"],
+    ["Stopped because", s.reason ? <Name>{s.message ?? s.reason}</Name> : undefined],
     ["Created", <Time at={s.created_at} />], ["Started", <Time at={s.started_at} />],
     ["Stopped", s.stopped_at ? <Time at={s.stopped_at} /> : undefined],
     [s.stopped_at ? "Expired" : "Expires", s.reason && s.stopped_at ? undefined : <Time at={s.expires_at} />],

@@ -1,24 +1,27 @@
 import { address, call } from "../api/client.ts";
 import type { Connection, ConnectionRequest, ForkVolumeRequest } from "../api/schema.ts";
 import { useLive } from "../app/live.ts";
-import { link, navigate, path, useParam } from "../app/router.ts";
+import { navigate, path, useParam } from "../app/router.ts";
 import { useMay } from "../app/session.ts";
 import { stored } from "../threads/source.ts";
-import { Difference, VersionChoice, Versions } from "../threads/versions.tsx";
+import { Difference, Execution, VersionChoice, Versions } from "../threads/versions.tsx";
 import { Action, Opener } from "../ui/action.tsx";
 import { Files } from "../ui/files.tsx";
 import { Form } from "../ui/form.tsx";
 import { Tabs } from "../ui/tabs.tsx";
 import { bytes, count, Facts, Failure, Name, Time } from "../ui/text.tsx";
 
-const settings = [
-  "bytes", "bucket", "endpoint", "region", "path_style", "credential", "directory", "prefix", "read_only", "description",
-];
+const settings: Record<Connection["kind"], string[]> = {
+  s3: ["bucket", "endpoint", "region", "path_style", "credential", "prefix", "read_only", "description"],
+  directory: ["directory", "prefix", "read_only", "description"],
+  volume: ["bytes", "prefix", "read_only", "description"],
+};
 
 export function Storage({ args: { slug } }: { args: Record<string, string> }) {
   const [org] = useParam("org");
   const at = { slug, org };
-  const { value: c, error, reload } = useLive((signal) => call("getConnection", at, signal), [slug, org], "connections");
+  const read = (signal: AbortSignal) => call("getConnection", at, signal);
+  const { value: c, error, reload } = useLive(read, [slug, org], "connections");
   const mayFiles = useMay("files");
   const [version] = useParam("version");
   const number = Number(version) || undefined;
@@ -40,15 +43,19 @@ export function Storage({ args: { slug } }: { args: Record<string, string> }) {
         )}
         <Opener label="Edit">
           {(close) => (
-            <Form schema="ConnectionRequest" fields={settings} label="Save" value={request(c)} submit={async (body) => {
-              await call("replaceConnection", { ...at, body: { ...body, slug, kind: c.kind } as unknown as ConnectionRequest });
+            <Form schema="ConnectionRequest" fields={settings[c.kind]} label="Save" value={{ ...c }} submit={async (v) => {
+              const body = { ...v, slug, kind: c.kind } as unknown as ConnectionRequest;
+              await call("replaceConnection", { ...at, body });
               close();
               reload();
             }} />
           )}
         </Opener>
-        {isVolume && mayFiles && <a class="button" href={address("archiveVolume", { ...at, version: number }).href} download={`${slug}.tar`}>
-          Download as a tar</a>}
+        {isVolume && (
+          <a class="button" href={address("archiveVolume", { ...at, version: number }).href} download={`${slug}.tar`}>
+            Download as a tar
+          </a>
+        )}
         {isVolume && (
           <Opener label="Fork">
             {(close) => (
@@ -60,35 +67,33 @@ export function Storage({ args: { slug } }: { args: Record<string, string> }) {
             )}
           </Opener>
         )}
-        <Action danger confirm={isVolume ? "Remove this volume with all its versions and files?" : "Remove this connection? The storage stays."}
+        <Action danger
+          confirm={isVolume ? "Remove this volume with all its versions and files?" : "Remove this? The storage stays."}
           run={() => call("removeConnection", at).then(() => navigate("/storage"))}>Remove</Action>
       </div>
       <Failure of={error ?? volume.error} />
       <Facts of={[
-        ["Kind", c.kind], ["Organisation", c.org], ["Endpoint", c.endpoint && <Name>{c.endpoint}</Name>], ["Bucket", c.bucket],
+        ["Kind", c.kind], ["Organisation", c.org], ["Endpoint", c.endpoint && <Name>{c.endpoint}</Name>],
+        ["Bucket", c.bucket],
         ["Region", c.region], ["Credential", c.credential], ["Directory", c.directory && <Name>{c.directory}</Name>],
         ["Prefix", c.prefix && <Name>{c.prefix}</Name>], ["Programs may", c.read_only ? "read" : "read and change"],
-        ["Description", c.description && <Name>{c.description}</Name>], ["Tested", c.tested_at ? <Time at={c.tested_at} /> : undefined],
+        ["Description", c.description && <Name>{c.description}</Name>],
+        ["Tested", c.tested_at ? <Time at={c.tested_at} /> : undefined],
         ["Created", <Time at={c.created_at} />], ["Changed", <Time at={c.updated_at} />],
-        ["Quota", v && bytes(v.quota)], ["Version", v?.version], ["Size", v && bytes(v.bytes)], ["Files", v && count(v.files)],
-        ["Held by", v && (v.holder ? <a href={link(path("executions", v.holder))}>{v.holder}</a> : "nobody")],
+        ["Quota", v && bytes(v.quota)], ["Version", v?.version], ["Size", v && bytes(v.bytes)],
+        ["Files", v && count(v.files)],
+        ["Held by", v && <Execution id={v.holder} none="nobody" />],
       ]} />
       <Tabs of={[
         mayFiles && ["Files", () => (
           <>
             {v && <VersionChoice of={v.versions} />}
-            <p class="faint">These are the files that your API key sees: it must name the connection.</p>
             <Files of={stored("volume", slug, number, !c.read_only)} />
           </>
         )],
-        v && ["Versions", () => <Versions of={v.versions} />],
+        v && ["Versions", () => <Versions of={v.versions} mayFiles={mayFiles} />],
         v && mayFiles && ["Difference", () => <Difference source="volume" id={slug} versions={v.versions} />],
       ]} />
     </>
   );
-}
-
-// request returns the settings of a connection as they are sent.
-function request(c: Connection): Record<string, unknown> {
-  return Object.fromEntries(Object.entries(c).filter(([name]) => settings.includes(name)));
 }

@@ -12,9 +12,9 @@ import { Storage } from "./connection.tsx";
 const columns: Column<Connection>[] = [
   { head: "Connection", cell: (c) => <code>{c.slug}</code> },
   { head: "Kind", cell: (c) => c.kind },
-  { head: "Where", cell: (c) => <Name>{c.bucket ? [c.endpoint, c.bucket, c.prefix].filter(Boolean).join("/") : c.directory ?? ""}</Name> },
+  { head: "Where", cell: (c) => <Name>{[c.endpoint, c.bucket ?? c.directory, c.prefix].filter(Boolean).join("/")}</Name> },
   { head: "Quota", cell: (c) => bytes(c.bytes), class: "number" },
-  { head: "Programs may", cell: (c) => c.removing ? "not use it: it is being removed" : c.read_only ? "read" : "read and change" },
+  { head: "Programs may", cell: (c) => c.removing ? "not use it any more" : c.read_only ? "read" : "read and change" },
   { head: "Tested", cell: (c) => <Time at={c.tested_at} /> },
   { head: "Changed", cell: (c) => <Time at={c.updated_at} /> },
   { head: "Organisation", cell: (c) => c.org },
@@ -22,7 +22,8 @@ const columns: Column<Connection>[] = [
 ];
 
 const fields = [
-  "slug", "kind", "bytes", "bucket", "endpoint", "region", "path_style", "credential", "directory", "prefix", "read_only", "description",
+  "slug", "kind", "bytes", "bucket", "endpoint", "region", "path_style", "credential", "directory", "prefix", "read_only",
+  "description",
 ];
 
 function Connections() {
@@ -52,8 +53,8 @@ function Connections() {
       <Table label="Storage connections" columns={columns} list={list} keyOf={(c) => c.org + "/" + c.slug}
         hrefOf={(c) => link(path("storage", c.slug), { org: c.org === org ? "" : c.org })}
         empty={
-          <Empty command={"bullpen connection create work --kind volume --bytes 1GiB\nbullpen key update KEY --mount work"}>
-            Programs see buckets, directories and volumes at /data. Create a connection here, or:
+          <Empty command="bullpen connection create work --kind volume --bytes 1GiB">
+            Programs see buckets, directories and volumes below /data. Create a connection here, or:
           </Empty>
         } />
     </>

@@ -5,6 +5,7 @@ import { link, type Page, path } from "../app/router.ts";
 import { type Column, Table } from "../ui/table.tsx";
 import { bytes, count, Empty, Name, Time } from "../ui/text.tsx";
 import { Thread } from "./thread.tsx";
+import { Execution } from "./versions.tsx";
 
 const columns: Column<Listed>[] = [
   { head: "Thread", cell: (t) => <Name>{t.id}</Name> },
@@ -13,10 +14,7 @@ const columns: Column<Listed>[] = [
   { head: "Files", cell: (t) => count(t.files), class: "number" },
   { head: "Used", cell: (t) => <Time at={t.used_at} /> },
   { head: "Created", cell: (t) => <Time at={t.created_at} /> },
-  {
-    head: "Held by",
-    cell: (t) => t.holder ? <a href={link(path("executions", t.holder))}>{t.holder}</a> : <span class="faint">nobody</span>,
-  },
+  { head: "Held by", cell: (t) => <Execution id={t.holder} none="nobody" /> },
 ];
 
 function Threads() {

@@ -30,7 +30,9 @@ export function stored(
     upload: async (path, file, progress) => {
       const body = { source, id, path, content_length: file.size };
       // Slices have no media type, which the URL would have to be made for.
-      if (file.size < largeFile) return send("PUT", (await call("fileUploadURL", { body })).url, { body: file.slice(0) });
+      if (file.size < largeFile) {
+        return send("PUT", (await call("fileUploadURL", { body })).url, { body: file.slice(0) });
+      }
       const upload = await call("createUpload", { body });
       for (let part = 1; part <= upload.parts; part++) {
         progress(`part ${part} of ${upload.parts}`);

@@ -1,16 +1,16 @@
 import { call } from "../api/client.ts";
 import type { ForkRequest } from "../api/schema.ts";
 import { useLive } from "../app/live.ts";
-import { link, navigate, path, useParam } from "../app/router.ts";
+import { navigate, path, useParam } from "../app/router.ts";
 import { useMay } from "../app/session.ts";
 import { ExecutionTable } from "../executions/list.tsx";
 import { Action, Opener } from "../ui/action.tsx";
-import { Files } from "../ui/files.tsx";
+import { FileName, Files } from "../ui/files.tsx";
 import { Form } from "../ui/form.tsx";
 import { Tabs } from "../ui/tabs.tsx";
 import { bytes, count, Facts, Failure, Name, Time } from "../ui/text.tsx";
 import { archive, stored } from "./source.ts";
-import { Difference, VersionChoice, Versions } from "./versions.tsx";
+import { Difference, Execution, VersionChoice, Versions } from "./versions.tsx";
 
 export function Thread({ args: { id } }: { args: Record<string, string> }) {
   const { value: t, error } = useLive((signal) => call("getThread", { id }, signal), [id], "threads", "executions");
@@ -41,13 +41,15 @@ export function Thread({ args: { id } }: { args: Record<string, string> }) {
       </div>
       <Failure of={error} />
       <Facts of={[
-        ["Version", t.version], ["Size", bytes(t.bytes)], ["Files", count(t.files)], ["Created", <Time at={t.created_at} />],
-        ["Used", <Time at={t.used_at} />],
-        ["Held by", t.holder ? <a href={link(path("executions", t.holder))}>{t.holder}</a> : "nobody"],
+        ["Version", t.version], ["Size", bytes(t.bytes)], ["Files", count(t.files)],
+        ["Created", <Time at={t.created_at} />], ["Used", <Time at={t.used_at} />],
+        ["Held by", <Execution id={t.holder} none="nobody" />],
       ]} />
       {t.staged.length > 0 && !number && (
         <p class="faint">
-          In no version yet, for the next execution: {t.staged.map((f, i) => <>{i > 0 && ", "}<Name key={f.path}>{f.path}</Name></>)}
+          In no version yet, for the next execution: {t.staged.slice(0, 20).map((f, i) => (
+            <span key={f.path}>{i > 0 && ", "}<FileName of={f.path} /></span>
+          ))}{t.staged.length > 20 && ` and ${t.staged.length - 20} more`}
         </p>
       )}
       <Tabs of={[
@@ -57,7 +59,7 @@ export function Thread({ args: { id } }: { args: Record<string, string> }) {
             <Files of={stored("thread", id, number, mayFiles)} />
           </>
         )],
-        ["Versions", () => <Versions of={t.versions} />],
+        ["Versions", () => <Versions of={t.versions} mayFiles={mayFiles} />],
         mayFiles && ["Difference", () => <Difference source="thread" id={id} versions={t.versions} />],
         ["Executions", () => <ExecutionTable filter={{ thread_id: id }} empty="No execution of it is kept." />],
       ]} />

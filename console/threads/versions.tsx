@@ -2,27 +2,37 @@ import { call } from "../api/client.ts";
 import type { FileChange, FileCompareRequest, FileState, ThreadVersion } from "../api/schema.ts";
 import { useLive } from "../app/live.ts";
 import { link, path, useLocation, useParam } from "../app/router.ts";
+import { FileName } from "../ui/files.tsx";
 import { Diff } from "../ui/diff.tsx";
 import { type Column, Table } from "../ui/table.tsx";
-import { bytes, count, Empty, Failure, Name, Time } from "../ui/text.tsx";
+import { bytes, count, Empty, Failure, Time } from "../ui/text.tsx";
 
-// Versions lists the versions of a thread or a volume.
-export function Versions({ of }: { of: ThreadVersion[] }) {
+const none = <Empty>There is no version yet: an execution makes one.</Empty>;
+
+// Execution links to an execution.
+export function Execution({ id, none }: { id: string | null; none: string }) {
+  return id ? <a href={link(path("executions", id))}>{id}</a> : <span class="faint">{none}</span>;
+}
+
+// Versions lists the versions of a thread or a volume, with links to their files.
+export function Versions({ of, mayFiles }: { of: ThreadVersion[]; mayFiles: boolean }) {
   const at = useLocation().path;
   const columns: Column<ThreadVersion>[] = [
     { head: "Version", cell: (v) => v.number },
     { head: "Created", cell: (v) => <Time at={v.created_at} /> },
-    {
-      head: "Execution",
-      cell: (v) => v.trace_id ? <a href={link(path("executions", v.trace_id))}>{v.trace_id}</a> : <span class="faint">–</span>,
-    },
+    { head: "Execution", cell: (v) => <Execution id={v.trace_id} none="–" /> },
     { head: "Size", cell: (v) => bytes(v.bytes), class: "number" },
     { head: "Files", cell: (v) => count(v.files), class: "number" },
-    { head: "Changes", cell: (v) => <a href={link(at, { tab: "Difference", from: v.number - 1 || undefined, to: v.number })}>what it changed</a> },
   ];
+  if (mayFiles) {
+    columns.push({
+      head: "Changes",
+      cell: (v) => <a href={link(at, { tab: "Difference", from: v.number - 1, to: v.number })}>what it changed</a>,
+    });
+  }
   return (
     <Table label="Versions" columns={columns} list={{ value: of, loading: false }} keyOf={(v) => String(v.number)}
-      hrefOf={(v) => link(at, { version: v.number })} empty={<Empty>There is no version yet: an execution makes one.</Empty>} />
+      hrefOf={mayFiles ? (v) => link(at, { version: v.number }) : undefined} empty={none} />
   );
 }
 
@@ -40,7 +50,7 @@ export function VersionChoice({ of }: { of: ThreadVersion[] }) {
   );
 }
 
-// Difference compares two versions. The versions and the path are in the page's address.
+// Difference compares two versions. They are in the page's address, and a directory or a file that is looked at.
 export function Difference({ source, id, versions }: {
   source: FileCompareRequest["source"];
   id: string;
@@ -49,53 +59,60 @@ export function Difference({ source, id, versions }: {
   const at = useLocation();
   const [from, setFrom] = useParam("from");
   const [to, setTo] = useParam("to");
-  const [file, setFile] = useParam("file");
-  const second = to ? Number(to) : versions[0]?.number;
-  const first = from ? Number(from) : Math.max(0, (second ?? 0) - 1);
+  const [below, setBelow] = useParam("below");
+  const first = from ? Number(from) : (Number(to) || (versions[0]?.number ?? 0)) - 1;
   const { value, error } = useLive(
-    (signal) => call("compareFiles", { body: { source, id, from: first, to: second, path: file || undefined } }, signal),
-    [source, id, first, second, file],
+    (signal) => {
+      const body = { source, id, from: first, to: Number(to) || undefined, path: below || undefined };
+      return call("compareFiles", { body }, signal);
+    },
+    [source, id, first, to, below],
   );
-  if (!versions.length) return <Empty>There is no version yet: an execution makes one.</Empty>;
-  const choice = (label: string, value: number, set: (v: string) => void, none: boolean) => (
+  if (!versions.length) return none;
+  const choice = (label: string, value: string, set: (v: string) => void, other: string, name: string) => (
     <label>
       {label} <select value={value} onChange={(e) => set(e.currentTarget.value)}>
+        {other === "" && <option value="">{name}</option>}
         {versions.map((v) => <option key={v.number} value={v.number}>{v.number}</option>)}
-        {none && <option value={0}>nothing</option>}
+        {other !== "" && <option value={other}>{name}</option>}
       </select>
     </label>
   );
-  const columns: Column<FileChange>[] = [
-    { head: "Path", cell: (c) => <Name>{c.path}</Name> },
-    { head: "Change", cell: (c) => <span class={c.change}>{c.change}</span> },
-    { head: "Before", cell: (c) => <State of={c.before} /> },
-    { head: "After", cell: (c) => <State of={c.after} /> },
-  ];
+  const diff = value?.diff;
   return (
     <>
       <div class="actions">
-        {choice("From", first, setFrom, true)}
-        {choice("to", second!, setTo, false)}
-        {file && <button onClick={() => setFile("")}>All files</button>}
-        {file && <Name>{file}</Name>}
+        {choice("From version", String(first), setFrom, "0", "none")}
+        {choice("to", to, setTo, "", "now")}
+        {below && <button onClick={() => setBelow("")}>All files</button>}
+        {below && <FileName of={below} />}
       </div>
       <Failure of={error} />
-      {value && !file && (
-        <>
-          {value.truncated && <p class="faint">There are more changes than are shown.</p>}
-          <Table label="Changes" columns={columns} list={{ value: value.changes, loading: false }} keyOf={(c) => c.path}
-            hrefOf={(c) => link(at.path, { ...Object.fromEntries(at.query), file: c.path })}
-            empty={<Empty>Nothing differs.</Empty>} />
-        </>
+      {value?.truncated && <p class="faint">There are more changes: look at the directories one by one.</p>}
+      {value && !diff && (
+        <Table label="Changes" columns={changes} list={{ value: value.changes, loading: false }} keyOf={(c) => c.path}
+          hrefOf={(c) => link(at.path, { ...Object.fromEntries(at.query), below: c.path })}
+          empty={<Empty>Nothing differs.</Empty>} />
       )}
-      {value && file && (value.diff?.kind === "text" && value.diff.text
-        ? <Diff of={value.diff.text} />
-        : <Empty>{value.diff?.kind === "binary" ? "The content differs, and is no text." : value.diff?.kind === "too_large"
-          ? "The file is too large to compare." : "Its text does not differ."}</Empty>)}
+      {diff?.text && <Diff of={diff.text} />}
+      {diff && !diff.text && (
+        <Empty>
+          {diff.kind === "binary" ? "The content differs, and is no text." : diff.kind === "too_large"
+            ? "The file is too large to compare." : "The text does not differ."}
+        </Empty>
+      )}
     </>
   );
 }
 
+const changes: Column<FileChange>[] = [
+  { head: "Path", cell: (c) => <FileName of={c.path} /> },
+  { head: "Change", cell: (c) => <span class={c.change}>{c.change}</span> },
+  { head: "Before", cell: (c) => <State of={c.before} /> },
+  { head: "After", cell: (c) => <State of={c.after} /> },
+];
+
 function State({ of }: { of: FileState | null }) {
-  return of ? <>{of.type === "file" ? bytes(of.size) : of.type} <span class="faint">{of.mode}</span></> : <span class="faint">–</span>;
+  if (!of) return <span class="faint">–</span>;
+  return <>{of.type === "file" ? bytes(of.size) : of.type} <span class="faint">{of.mode}</span></>;
 }

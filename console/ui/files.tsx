@@ -32,7 +32,7 @@ export interface Source {
 }
 
 // FileName shows a line break in a name as what it is.
-const FileName = ({ of }: { of: string }) => <Name>{of.replaceAll("\n", "\\n").replaceAll("\t", "\\t")}</Name>;
+export const FileName = ({ of }: { of: string }) => <Name>{of.replaceAll("\n", "\\n").replaceAll("\t", "\\t")}</Name>;
 
 const join = (dir: string, name: string) => dir === "" ? name : dir.replace(/\/$/, "") + "/" + name;
 const nameOf = (path: string) => path.slice(path.lastIndexOf("/") + 1);
@@ -44,7 +44,9 @@ export function Files({ of }: { of: Source }) {
   const path = at.query.get("path") || of.start;
   const to = (path: string) => link(at.path, { ...Object.fromEntries(at.query), path: path === of.start ? "" : path });
   const go = (path: string) => (location.hash = to(path));
-  const { value, error, loading, reload } = useLive((signal) => of.list(path, signal), [of.key, path], ...of.kinds ?? []);
+  const read = (signal: AbortSignal) => of.list(path, signal);
+  const { value, error, loading, reload } = useLive(read, [of.key, path], ...of.kinds ?? []);
+  const sorted = value?.toSorted((a, b) => Number(b.type === "directory") - Number(a.type === "directory"));
   const file = value?.length === 1 && value[0].path === path && value[0].type !== "directory" ? value[0] : undefined;
   const [over, setOver] = useState(false);
   const [state, setState] = useState("");
@@ -83,8 +85,7 @@ export function Files({ of }: { of: Source }) {
         ? <Content source={of} file={file} renamed={(to) => go(to)} removed={() => go(parentOf(path) || of.start)} />
         : (
           <Table label="Files" columns={columns(of, reload)} keyOf={(f) => f.path} hrefOf={(f) => to(f.path)}
-            list={{ value: value?.toSorted((a, b) => Number(b.type === "directory") - Number(a.type === "directory")), error, loading }}
-            empty={<Empty>Nothing is here.</Empty>} />
+            list={{ value: sorted, error, loading }} empty={<Empty>Nothing is here.</Empty>} />
         )}
     </div>
   );
@@ -104,10 +105,12 @@ function Crumbs({ source, path, to }: { source: Source; path: string; to: (path:
   );
 }
 
+const sizes: Record<string, string> = { directory: "", link: "link", special: "special" };
+
 function columns(source: Source, reload: () => void): Column<Entry>[] {
   return [
     { head: "Name", cell: (f) => <><FileName of={f.name} />{f.type === "directory" ? "/" : ""}</> },
-    { head: "Size", cell: (f) => f.type === "file" ? bytes(f.size) : f.type === "directory" ? "" : f.type, class: "number" },
+    { head: "Size", cell: (f) => sizes[f.type] ?? bytes(f.size), class: "number" },
     { head: "Modified", cell: (f) => <Time at={f.modified} /> },
     {
       head: "Actions", cell: (f) => (
@@ -153,7 +156,9 @@ function RenameForm({ path, rename }: { path: string; rename: (to: string) => Pr
   const { busy, submit, failure } = useSubmit(rename);
   return (
     <form class="form" onSubmit={(e) => (e.preventDefault(), submit(to))}>
-      <label>New path <input value={to} required spellcheck={false} onInput={(e) => setTo(e.currentTarget.value)} /></label>
+      <label>
+        New path <input value={to} required spellcheck={false} onInput={(e) => setTo(e.currentTarget.value)} />
+      </label>
       {failure}
       <div class="actions"><button class="primary" disabled={busy}>Rename</button></div>
     </form>
@@ -161,7 +166,7 @@ function RenameForm({ path, rename }: { path: string; rename: (to: string) => Pr
 }
 
 const maxText = 512 << 10; // bytes of a file that the page shows
-const rich = /\.(png|jpe?g|gif|webp|avif|svg|html?|pdf)$/i;
+const rich = /\.(png|jpe?g|gif|webp|avif|svg|html?)$/i;
 
 function Content({ source, file, renamed, removed }: {
   source: Source;
@@ -199,9 +204,9 @@ function Text({ source, file }: { source: Source; file: Entry }) {
     setText(undefined);
     setError(undefined);
     (async () => {
-      const headers = { Range: `bytes=0-${maxText - 1}` };
-      const answer = file.size ? await send("GET", await source.address(file.path), { headers, signal: stop.signal }) : undefined;
-      const content = new Uint8Array(await answer?.arrayBuffer() ?? []);
+      const init = { headers: { Range: `bytes=0-${maxText - 1}` }, signal: stop.signal };
+      const answer = file.size > 0 && await send("GET", await source.address(file.path), init);
+      const content = new Uint8Array(answer ? await answer.arrayBuffer() : []);
       setText(content.includes(0) ? null : new TextDecoder().decode(content));
     })().catch((e) => stop.signal.aborted || setError(asError(e)));
     return () => stop.abort();
@@ -212,7 +217,7 @@ function Text({ source, file }: { source: Source; file: Entry }) {
   if (text === "") return <p class="faint">The file is empty.</p>;
   return (
     <>
-      {file.size > maxText && <p class="faint">Only the first {bytes(maxText)} are shown here; download the file for all of it.</p>}
+      {file.size > maxText && <p class="faint">Only the first {bytes(maxText)} are shown: download it for the rest.</p>}
       <pre class="file" tabIndex={0}>{visible(text.replaceAll("\r\n", "\n"))}</pre>
     </>
   );
