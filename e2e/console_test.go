@@ -18,6 +18,7 @@ func testConsole(t *testing.T, p *programs) {
 	t.Run("gateway-killed", func(t *testing.T) { testConsoleGatewayKilled(t, outer, sys, proxy, b) })
 	t.Run("hostile", func(t *testing.T) { testConsoleHostile(t, sys.in(t), proxy, b) })
 	t.Run("tenants", func(t *testing.T) { testConsoleTenants(t, sys.in(t), proxy, b) })
+	t.Run("work", func(t *testing.T) { testConsoleWork(t, sys.in(t), proxy, b) })
 }
 
 // testConsoleRun signs in with a wrong and a right key, and runs a program.

@@ -154,7 +154,7 @@ function Results({ b }: { b: Whole }) {
   ]);
   const changed = show === "failed" ? b.counts.failed : ended(b.counts);
   useEffect(() => {
-    if (!list.more) list.reload();
+    if (list.value && !list.more) list.reload();
   }, [changed]);
   return (
     <Section
