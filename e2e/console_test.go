@@ -18,6 +18,12 @@ func testConsole(t *testing.T, p *programs) {
 	t.Run("gateway-killed", func(t *testing.T) { testConsoleGatewayKilled(t, outer, sys, proxy, b) })
 	t.Run("hostile", func(t *testing.T) { testConsoleHostile(t, sys.in(t), proxy, b) })
 	t.Run("tenants", func(t *testing.T) { testConsoleTenants(t, sys.in(t), proxy, b) })
+	t.Run("webhook", func(t *testing.T) { testConsoleWebhook(t, sys.in(t), hooks, proxy, b) })
+	t.Run("agent", func(t *testing.T) { testConsoleAgent(t, sys.in(t), proxy, b) })
+	t.Run("reader", func(t *testing.T) { testConsoleReader(t, sys.in(t), proxy, b) })
+	t.Run("keyboard", func(t *testing.T) { testConsoleKeyboard(t, sys.in(t), proxy, b) })
+	t.Run("budget", func(t *testing.T) { testConsoleBudget(t, sys.in(t), proxy, b) })
+	t.Run("pages", func(t *testing.T) { testConsolePages(t, sys.in(t), proxy, b) })
 	t.Run("work", func(t *testing.T) { testConsoleWork(t, sys.in(t), proxy, b) })
 }
 

@@ -63,7 +63,6 @@ export function Executions() {
         {choice("status", statuses)}
         {choice("language", languages)}
         {choice("delivery_mode", modes)}
-        {choice("webhook_delivery_status", ["pending", "delivered", "failed"])}
         <TimeField name="created_after" value={query.get("created_after")} set={set} />
         <TimeField name="created_before" value={query.get("created_before")} set={set} />
         <AddFilter add={set} />

@@ -31,7 +31,7 @@ function Overview() {
     [duration(o.total.wait.p99_ms), "waited, p99"],
     [duration(o.total.duration.p50_ms), "ran, p50"],
     [duration(o.total.duration.p99_ms), "ran, p99"],
-    [count(o.sandboxes.running), "live sandboxes", link("/sandboxes")],
+    [count(o.sandboxes.running ?? 0), "live sandboxes", link("/sandboxes")],
   ];
   return (
     <>

@@ -53,6 +53,7 @@ export function open(at: HTMLElement, label: string, language: string, text: str
       ],
     }),
   });
+  view.scrollDOM.tabIndex = 0; // so that a keyboard can scroll it
   return {
     set(text: string, language: string) {
       if (language !== shown) {
