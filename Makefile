@@ -103,6 +103,10 @@ s3server: ## build the S3 server that tests of blob stores run against, pinned, 
 packages: ## install the system's packages that the tests need and this machine lacks; as root
 	@deploy/packages.sh
 
+.PHONY: browser
+browser: ## install Chromium, in which test-all uses the console; as root
+	@deploy/packages.sh browser
+
 # Not a second of waiting at the end of each process with the race detector, whose memory may be in huge pages: there are
 # fewer page faults.
 test test-all: export GORACE = atexit_sleep_ms=0 no_huge_pages_for_shadow=0
@@ -127,7 +131,7 @@ test: packages build s3server deno ## run the tests, with real jails and the rac
 	go -C bench test -short ./...
 
 .PHONY: test-all
-test-all: packages build s3server deno test-deploy ## run the tests with all their variants; as root
+test-all: packages browser build s3server deno test-deploy ## run the tests with all their variants; as root
 	$(racetest) -timeout=60m $(attacks) ./proto/...
 	$(racetest) -timeout=60m $(others)
 	CGO_ENABLED=1 go test -race -tags=faults ./proto/fault

@@ -22,6 +22,7 @@ for component in gateway agent scheduler worker storage webhook; do
 		[ "$component" = "$other" ] || breach "$component" "$component" "$module/$other/any"
 	done
 done
+breach console console $module/proto
 breach client client $module/scheduler/any
 breach client client github.com/nats-io/nats.go
 breach bench bench $module/scheduler/any

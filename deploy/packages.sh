@@ -1,6 +1,6 @@
 #!/bin/bash
-# Installs the Debian or Ubuntu packages that the tests need and this machine lacks. Without root or apt-get it says what
-# to do instead, and fails. Quick when nothing is missing.
+# Installs the Debian or Ubuntu packages that the tests need and this machine lacks; with the argument browser, also
+# Chromium. Without root or apt-get it says what to do instead, and fails. Quick when nothing is missing.
 set -euo pipefail
 
 if [ "$(id -u)" != 0 ]; then
@@ -28,6 +28,11 @@ need e2fsprogs test -x /usr/sbin/mke2fs -o -x /sbin/mke2fs # makes the disks of 
 need git command -v git
 need curl command -v curl                                  # tutorials and other documents use it
 need ca-certificates test -s /etc/ssl/certs/ca-certificates.crt
+
+if [ "${1:-}" = browser ]; then
+	need chromium command -v chromium
+	need fonts-dejavu-core test -e /usr/share/fonts/truetype/dejavu/DejaVuSans.ttf
+fi
 
 ((${#packages[@]})) || exit 0
 install="apt-get install -y --no-install-recommends ${packages[*]}"

@@ -49,6 +49,11 @@ go version -m "$host" | awk '$1 == "dep" {print $2}' | sort | while read -r modu
 		cat "$file"
 	done
 done >"$work/THIRD-PARTY-LICENSES"
+# Those of the packages in the console, which has all that were fetched but axe-core.
+find bin/console/node_modules -type f -iname 'licen[cs]e*' -not -path '*/axe-core/*' | sort | while read -r file; do
+	printf '\n==== %s\n\n' "${file#bin/console/node_modules/}"
+	cat "$file"
+done >>"$work/THIRD-PARTY-LICENSES"
 
 # files ROOT ARCH NSJAIL: adds nsjail with its libraries to the directory NSJAIL below ROOT
 nsjail() {
