@@ -298,6 +298,23 @@ func TestRequestsToGuests(t *testing.T) {
 	}
 }
 
+// A browser keeps nothing of a guest, which another person may use the browser for after the session.
+func TestAnswersOfGuestsAreNotStored(t *testing.T) {
+	for _, of := range []string{"", "public, max-age=31536000, immutable"} {
+		h := withSandboxes(t, func(w http.ResponseWriter, _ *http.Request) {
+			if of != "" {
+				w.Header().Set("Cache-Control", of)
+			}
+			w.Header().Set("Last-Modified", "Mon, 02 Jan 2006 15:04:05 GMT")
+		})
+		path := "/v1/sandboxes/" + h.do("POST", "/v1/sandboxes", `{}`).want(201, "").json()["id"].(string)
+		reply := h.do("GET", path+guestPath("/files?path=x"), "").want(200, "")
+		if got := reply.header.Values("Cache-Control"); len(got) != 1 || got[0] != "private, no-store" {
+			t.Errorf("the guest says %q: %q", of, got)
+		}
+	}
+}
+
 // A sandbox that the queue does not accept does not exist.
 func TestRejectedLiveSandbox(t *testing.T) {
 	h := withSandboxes(t, noGuest)

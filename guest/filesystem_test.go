@@ -263,6 +263,28 @@ func TestListDirNames(t *testing.T) {
 	}
 }
 
+// TestListDirTimes lists files with times that messages cannot have.
+func TestListDirTimes(t *testing.T) {
+	s := newSandbox(t)
+	dir, err := os.MkdirTemp("/dev/shm", "guest-*") // in memory, where all times are possible
+	check(t, err)
+	t.Cleanup(func() { check(t, os.RemoveAll(dir)) })
+	for name, seconds := range map[string]int64{"after": 1 << 50, "before": -1 << 50} {
+		path := filepath.Join(dir, name)
+		check(t, os.WriteFile(path, nil, 0o600))
+		at := unix.NsecToTimespec(0)
+		at.Sec = seconds
+		check(t, unix.UtimesNanoAt(unix.AT_FDCWD, path, []unix.Timespec{at, at}, 0))
+	}
+	answer, err := s.filesystem.ListDir(t.Context(), as("", &filesystempb.ListDirRequest{Path: dir, Depth: 1}))
+	check(t, err)
+	for i, year := range []int{9999, 1} {
+		if got := answer.Msg.GetEntries()[i]; got.GetModifiedTime().AsTime().Year() != year {
+			t.Errorf("%s", got)
+		}
+	}
+}
+
 // TestListDirBytes refuses a list whose names take too much memory.
 func TestListDirBytes(t *testing.T) {
 	s := newSandbox(t)

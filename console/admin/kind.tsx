@@ -2,7 +2,7 @@
 // row of kinds.tsx.
 import type { ComponentChildren, ComponentType } from "preact";
 import { useState } from "preact/hooks";
-import { ApiError, base, call, send, sendJSON } from "../api/client.ts";
+import { ApiError, base, call, segment, send, sendJSON } from "../api/client.ts";
 import { asError, useLive, usePages } from "../app/live.ts";
 import { link, navigate, type Page, path, type Query, useLocation, useParam } from "../app/router.ts";
 import { useSession } from "../app/session.ts";
@@ -37,7 +37,7 @@ export interface Kind<T> {
 }
 
 function url(plural: string, id: string, query: Query): URL {
-  const at = new URL(`v1/admin/${plural}${id && "/" + encodeURIComponent(id)}`, base);
+  const at = new URL(`v1/admin/${plural}${id && "/" + segment(id)}`, base);
   for (const [name, value] of Object.entries(query)) if (value) at.searchParams.set(name, String(value));
   return at;
 }

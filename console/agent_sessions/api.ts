@@ -1,5 +1,5 @@
 // The routes of the Sandbox Agent API, in which sessions of coding agents are served.
-import { base, send, sendJSON } from "../api/client.ts";
+import { base, segment, send, sendJSON } from "../api/client.ts";
 import type { Entry, Source } from "../ui/files.tsx";
 
 export interface AgentSession {
@@ -70,7 +70,7 @@ export interface Agent {
 
 // at returns the address of a route with parts of its path.
 export const at = (...parts: string[]) =>
-  new URL(["sandbox-agent/v1", ...parts.map(encodeURIComponent)].join("/"), base);
+  new URL(["sandbox-agent/v1", ...parts.map(segment)].join("/"), base);
 
 export const call = <T>(method: string, path: string[], body?: unknown, signal?: AbortSignal) =>
   sendJSON<T>(method, at(...path), body, { signal });

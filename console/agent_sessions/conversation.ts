@@ -2,12 +2,16 @@
 import type { Item, Permission, Question, SessionEvent } from "./api.ts";
 
 export type Line =
-  | { kind: "item"; key: string; at: string; item: Item; typed: string } // typed: its text until it is complete
-  | { kind: "permission"; key: string; at: string; permission: Permission }
-  | { kind: "question"; key: string; at: string; question: Question }
-  | { kind: "note"; key: string; at: string; text: string; bad: boolean };
+  & { key: string; at: string; size?: number } // size: of the events that made it
+  & (
+    | { kind: "item"; item: Item; typed: string } // typed: its text until it is complete
+    | { kind: "permission"; permission: Permission }
+    | { kind: "question"; question: Question }
+    | { kind: "note"; text: string; bad: boolean }
+  );
 
 const maxLines = 1000; // that the page shows; the newest
+const maxSize = 4 << 20; // characters of the events of these lines
 
 export class Conversation {
   lines: Line[] = [];
@@ -15,11 +19,13 @@ export class Conversation {
   working = false; // whether a turn runs
   ended = false;
   private readonly known = new Map<string, Line>();
+  private size = 0;
 
-  add(e: SessionEvent) {
+  // add adds an event, whose text has a size.
+  add(e: SessionEvent, size: number) {
     const data = e.data as Record<string, unknown>;
     const note = (text: string, bad = false) =>
-      this.push({ kind: "note", key: `${e.sequence}`, at: e.time, text, bad });
+      this.push(size, { kind: "note", key: `${e.sequence}`, at: e.time, text, bad });
     switch (e.type) {
       case "turn.started":
       case "turn.ended":
@@ -31,13 +37,20 @@ export class Conversation {
         const line = this.known.get(item.item_id);
         if (line?.kind === "item") {
           line.item = item;
-          if (e.type === "item.completed") line.typed = "";
-        } else this.push({ kind: "item", key: item.item_id, at: e.time, item, typed: "" });
+          if (e.type === "item.completed") {
+            line.typed = "";
+            this.grow(line, -line.size!); // what was typed
+          }
+          this.grow(line, size);
+        } else this.push(size, { kind: "item", key: item.item_id, at: e.time, item, typed: "" });
         break;
       }
       case "item.delta": {
         const line = this.known.get(data.item_id as string);
-        if (line?.kind === "item") line.typed += data.delta;
+        if (line?.kind === "item") {
+          line.typed += data.delta;
+          this.grow(line, size);
+        }
         break;
       }
       case "permission.requested":
@@ -45,7 +58,7 @@ export class Conversation {
         const permission = data as unknown as Permission;
         const line = this.known.get("p" + permission.permission_id);
         if (line?.kind === "permission") line.permission = permission;
-        else this.push({ kind: "permission", key: "p" + permission.permission_id, at: e.time, permission });
+        else this.push(size, { kind: "permission", key: "p" + permission.permission_id, at: e.time, permission });
         break;
       }
       case "question.requested":
@@ -53,7 +66,7 @@ export class Conversation {
         const question = data as unknown as Question;
         const line = this.known.get("q" + question.question_id);
         if (line?.kind === "question") line.question = question;
-        else this.push({ kind: "question", key: "q" + question.question_id, at: e.time, question });
+        else this.push(size, { kind: "question", key: "q" + question.question_id, at: e.time, question });
         break;
       }
       case "error":
@@ -75,11 +88,20 @@ export class Conversation {
       : l.kind === "question" && l.question.status === "requested");
   }
 
-  private push(line: Line) {
+  private push(size: number, line: Line) {
     this.lines.push(line);
     this.known.set(line.key, line);
-    if (this.lines.length > maxLines) {
-      this.known.delete(this.lines.shift()!.key);
+    this.grow(line, size);
+  }
+
+  // grow changes the size of a line, and removes the oldest lines beyond the limits.
+  private grow(line: Line, size: number) {
+    line.size = (line.size ?? 0) + size;
+    this.size += size;
+    while (this.lines.length > maxLines || this.size > maxSize && this.lines.length > 1) {
+      const old = this.lines.shift()!;
+      this.known.delete(old.key);
+      this.size -= old.size!;
       this.cut = true;
     }
   }

@@ -73,7 +73,7 @@ function Talk({ id, session, mayAnswer }: { id: string; session: AgentSession; m
       signal: stop.signal,
       onState: (s, e) => (setState(s), setError(e)),
       onEvent: (data) => {
-        if (data) talk.add(JSON.parse(data));
+        if (data) talk.add(JSON.parse(data), data.length);
         frame ||= requestAnimationFrame(() => (frame = 0, draw((n) => n + 1)));
       },
     });

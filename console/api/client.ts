@@ -56,13 +56,19 @@ export async function sendJSON<T>(method: string, path: string | URL, body?: unk
 export type Args<K extends keyof Calls> = Calls[K]["args"];
 export type Answer<K extends keyof Calls> = Calls[K]["answer"];
 
+// segment returns a text as one segment of a path. Browsers take . and .. for directories, which would lead to another
+// route, so they become names that nothing has.
+export function segment(text: string): string {
+  return encodeURIComponent(text === "." || text === ".." ? text + " " : text);
+}
+
 // address returns the address of an operation with the arguments of its path and query.
 export function address<K extends keyof Calls>(id: K, args: Args<K>): URL {
   let path = routes[id][1];
   const query = new URLSearchParams();
   for (const [name, value] of Object.entries(args)) {
     if (name === "body" || name === "headers" || value === undefined || value === null || value === "") continue;
-    if (path.includes(`{${name}}`)) path = path.replace(`{${name}}`, encodeURIComponent(String(value)));
+    if (path.includes(`{${name}}`)) path = path.replace(`{${name}}`, segment(String(value)));
     else query.set(name, String(value));
   }
   const url = new URL(path, base);

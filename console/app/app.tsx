@@ -1,5 +1,6 @@
 // The frame around all pages: signing in, navigation, keys, and the sign that shows whether data is current.
-import { useContext, useEffect, useMemo, useRef, useState } from "preact/hooks";
+import type { ComponentChildren } from "preact";
+import { useContext, useEffect, useErrorBoundary, useMemo, useRef, useState } from "preact/hooks";
 import { actFor, type ApiError, base, call, onSignedOut } from "../api/client.ts";
 import type { Caller } from "../api/schema.ts";
 import { Dialog, Messages, notify, useSubmit } from "../ui/action.tsx";
@@ -157,12 +158,18 @@ function Shell({ pages, caller, zone, setZone, theme, setTheme }: {
       <main ref={main} tabIndex={-1}>
         {at && <h1>{at.title}</h1>}
         {View
-          ? <View key={path} args={found!.args!} />
+          ? <Boundary key={path}><View args={found!.args!} /></Boundary>
           : <><h1>Not found</h1><Empty>There is no such page, or you may not see it.</Empty></>}
       </main>
       {help && <Help pages={pages} close={() => setHelp(false)} />}
     </ChangesContext.Provider>
   );
+}
+
+// Boundary shows the error of a page that cannot be drawn, with everything around it.
+function Boundary({ children }: { children: ComponentChildren }) {
+  const [error] = useErrorBoundary();
+  return error ? <Failure of={asError(error)} /> : <>{children}</>;
 }
 
 const isAt = (page: string, path: string) => page === path || page !== "/" && path.startsWith(page + "/");

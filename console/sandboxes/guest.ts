@@ -73,6 +73,8 @@ interface Message {
   message: { event?: ProcessEvent; error?: { code: string; message?: string } };
 }
 
+const maxMessage = 4 << 20; // bytes
+
 // messages decodes a stream. Each message follows a byte with flags and its length in four.
 export async function* messages(body: ReadableStream<Uint8Array>): AsyncGenerator<Message> {
   const reader = body.getReader();
@@ -87,6 +89,7 @@ export async function* messages(body: ReadableStream<Uint8Array>): AsyncGenerato
       rest = all;
       while (rest.length >= 5) {
         const length = new DataView(rest.buffer, rest.byteOffset).getUint32(1);
+        if (length > maxMessage) throw new ApiError("the guest sent a message that is too long", 400, "guest");
         if (rest.length < 5 + length) break;
         const text = new TextDecoder().decode(rest.subarray(5, 5 + length));
         yield { last: (rest[0] & 2) !== 0, message: JSON.parse(text) };

@@ -23,3 +23,12 @@ Deno.test("a message of a guest's stream may be cut anywhere", async () => {
     assert.deepEqual(got.at(-1), { last: true, message: { error: { code: "not_found" } } });
   }
 });
+
+Deno.test("a message that is too long is not waited for", async () => {
+  let made = 0;
+  const endless = new ReadableStream<Uint8Array>({
+    pull: (to) => to.enqueue(made++ ? new Uint8Array(1 << 16) : Uint8Array.of(0, 255, 255, 255, 255)),
+  });
+  await assert.rejects(Array.fromAsync(messages(endless)), /too long/);
+  assert.ok(made < 10, `${made} pieces were read`);
+});

@@ -2,7 +2,7 @@
 import type { ComponentChildren } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { asError } from "../app/live.ts";
-import { Failure, Name } from "./text.tsx";
+import { Failure, Name, visible } from "./text.tsx";
 import type { ApiError } from "../api/client.ts";
 
 interface Message {
@@ -75,9 +75,9 @@ export function Dialog({ title, close, children }: { title: string; close: () =>
     at.current?.showModal();
   }, []);
   return (
-    <dialog ref={at} aria-label={title} onClose={close}>
+    <dialog ref={at} aria-label={visible(title)} onClose={close}>
       <header>
-        <h2>{title}</h2>
+        <h2><Name>{title}</Name></h2>
         <button aria-label="Close" onClick={close}>×</button>
       </header>
       {children}

@@ -30,6 +30,7 @@ const hostile = [
   "\x1bcreset \x1b(0 charsets",
   "<img src=x onerror=alert(1)>&amp;",
   "right to left \u202e override \u2066 isolate \u200f mark",
+  "invisible \u00ad\u034f\u115f\u180e\u2064\u3164\uffa0\ufeff\u{e0041}\u{e01ef}",
   "nul \x00 bell \x07 backspace \b delete \x7f c1 \x9b31m",
   "progress 10%\rprogress 20%\r\nend\r\n",
   "\x1b[38;5;999999999;1mfar\x1b[999999m\x1b[38mshort",
@@ -40,7 +41,8 @@ Deno.test("a piece may end anywhere", () => {
     const whole = write(text);
     for (let cut = 0; cut <= text.length; cut++) {
       // A carriage return at the end of a piece cannot be told from one before a line end.
-      if (text[cut - 1] === "\r") continue;
+      // The server cuts between characters.
+      if (text[cut - 1] === "\r" || /[\ud800-\udbff]/.test(text[cut - 1])) continue;
       assert.deepEqual(write(text.slice(0, cut), text.slice(cut)), whole, `${JSON.stringify(text)} cut at ${cut}`);
     }
   }
@@ -50,7 +52,8 @@ Deno.test("nothing that a browser or a terminal would carry out is left", () => 
   for (const text of hostile) {
     const shown = write(text).join("");
     // deno-lint-ignore no-control-regex
-    assert.doesNotMatch(shown, /[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069]/, JSON.stringify(text));
+    const control = /[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]|\p{Default_Ignorable_Code_Point}/u;
+    assert.doesNotMatch(shown, control, JSON.stringify(text));
   }
 });
 

@@ -2,13 +2,18 @@ import { visible } from "./text.tsx";
 
 const classes: Record<string, string> = { "+": "added", "-": "removed", "@": "hunk" };
 
+const maxColoured = 10_000; // lines with a colour; a page with very many does not answer
+
 // Diff shows a difference in the unified format.
 export function Diff({ of }: { of: string }) {
+  const lines = of.replace(/\r?\n$/, "").split(/\r?\n/);
+  const rest = lines.splice(maxColoured);
   return (
     <pre class="file diff" tabIndex={0}>
-      {of.replace(/\r?\n$/, "").split(/\r?\n/).map((line, i) => (
+      {lines.map((line, i) => (
         <span key={i} class={/^(\+\+\+|---) /.test(line) ? "hunk" : classes[line[0]] ?? ""}>{visible(line) + "\n"}</span>
       ))}
+      {visible(rest.join("\n"))}
     </pre>
   );
 }

@@ -7,45 +7,57 @@ import type { Event, ResultEvent } from "../api/schema.ts";
 import { type Span, Terminal } from "./ansi.ts";
 import { Failure } from "./text.tsx";
 
-interface Piece {
+export interface Piece {
+  key: number;
   stream: "stdout" | "stderr" | "gap";
   spans: Span[];
   length: number;
 }
 
 const maxShown = 1 << 20; // characters of output that the page shows; the newest
+const least = 64; // characters as which each piece and each change of colour counts: it costs as much as a long text
 
-// useLog collects output, and shows it once in a frame. It begins anew when deps change.
+// OutputLog keeps the end of an output, and calls draw once in a frame in which there is more.
+export class OutputLog {
+  readonly pieces: Piece[] = [];
+  cut = false; // whether older pieces are gone
+  private length = 0;
+  private added = 0;
+  private frame = 0;
+  private readonly terminals = new Map<string, Terminal>();
+
+  constructor(private readonly draw: () => void) {}
+
+  // add adds output. Pieces of one source continue its lines and colours.
+  add(stream: Piece["stream"], text: string, source: string = stream) {
+    const terminal = this.terminals.get(source) ?? new Terminal();
+    this.terminals.set(source, terminal);
+    const spans = terminal.write(text);
+    const length = Math.max(text.length, least * (1 + spans.length));
+    this.pieces.push({ key: this.added++, stream, spans, length });
+    this.length += length;
+    let gone = 0;
+    while (this.length > maxShown && gone < this.pieces.length - 1) this.length -= this.pieces[gone++].length;
+    if (gone) {
+      this.pieces.splice(0, gone);
+      this.cut = true;
+    }
+    this.frame ||= requestAnimationFrame(() => (this.frame = 0, this.draw()));
+  }
+
+  clear() {
+    this.pieces.length = this.length = 0;
+    this.cut = false;
+    this.terminals.clear();
+  }
+
+  close = () => cancelAnimationFrame(this.frame);
+}
+
+// useLog collects output and shows it. It begins anew when deps change.
 export function useLog(deps: unknown[]) {
   const [, draw] = useState(0);
-  const log = useMemo(() => {
-    const terminals = new Map<string, Terminal>();
-    let frame = 0;
-    const pieces: Piece[] = [];
-    const at = {
-      pieces,
-      length: 0,
-      cut: false, // whether older pieces are gone
-      // add adds output. Pieces of one source continue its lines and colours.
-      add(stream: Piece["stream"], text: string, source: string = stream) {
-        if (!terminals.has(source)) terminals.set(source, new Terminal());
-        pieces.push({ stream, spans: terminals.get(source)!.write(text), length: text.length });
-        at.length += text.length;
-        while (at.length > maxShown && pieces.length > 1) {
-          at.length -= pieces.shift()!.length;
-          at.cut = true;
-        }
-        frame ||= requestAnimationFrame(() => (frame = 0, draw((n) => n + 1)));
-      },
-      clear() {
-        pieces.length = at.length = 0;
-        at.cut = false;
-        terminals.clear();
-      },
-      close: () => cancelAnimationFrame(frame),
-    };
-    return at;
-  }, deps);
+  const log = useMemo(() => new OutputLog(() => draw((n) => n + 1)), deps);
   useEffect(() => log.close, [log]);
   return log;
 }
@@ -123,7 +135,7 @@ export function Log({ pieces, ended }: { pieces: Piece[]; ended: boolean }) {
   return (
     <pre class="log" {...useEnd<HTMLPreElement>()} tabIndex={0} role="log" aria-live="off" aria-label="Output">
       {pieces.length === 0 && <span class="faint">{ended ? "It printed nothing." : "Nothing yet."}</span>}
-      {pieces.map((p, i) => <span key={i} class={p.stream}><Spans of={p.spans} /></span>)}
+      {pieces.map((p) => <span key={p.key} class={p.stream}><Spans of={p.spans} /></span>)}
     </pre>
   );
 }

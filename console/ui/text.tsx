@@ -4,15 +4,19 @@ import { createContext } from "preact";
 import { useContext } from "preact/hooks";
 import type { ApiError } from "../api/client.ts";
 
-// visible replaces characters that would change the order or the look of the text around them: controls and those that
-// set the direction of writing. Names and output come from programs that nobody trusts.
+// visible replaces characters that would change the order or the look of the text around them, or that nobody sees:
+// controls, those that set the direction of writing, fillers and tags. Names and output come from programs that nobody
+// trusts.
 export function visible(text: string): string {
-  return text.replace(
-    // deno-lint-ignore no-control-regex
-    /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]/g,
-    (c) => `\\u${c.charCodeAt(0).toString(16).padStart(4, "0")}`,
-  );
+  return text.replace(hidden, (c) => `\\u${c.codePointAt(0)!.toString(16).padStart(4, "0")}`);
 }
+
+const hidden = new RegExp(
+  "[\\0-\\x08\\v-\\x1f\\x7f-\\x9f\\u2028\\u2029\\ufff9-\\ufffb" + // controls
+    "\\u061c\\u200b-\\u200f\\u202a-\\u202e\\u2060-\\u206f\\ufeff" + // directions and what has no width
+    "\\xad\\u034f\\u115f\\u1160\\u17b4\\u17b5\\u180b-\\u180f\\u3164\\uffa0\\u{e0000}-\\u{e0fff}]", // fillers and tags
+  "gu",
+);
 
 // Name shows a name that anyone may have chosen.
 export function Name({ children }: { children: string | null | undefined }) {
@@ -100,7 +104,22 @@ export function Empty({ children, command }: { children: ComponentChildren; comm
 }
 
 export function JSONText({ of }: { of: unknown }) {
-  return <pre class="json" tabIndex={0}>{visible(JSON.stringify(of, null, 2) ?? "")}</pre>;
+  return <pre class="json" tabIndex={0}>{visible(jsonText(of))}</pre>;
+}
+
+const maxIndented = 32; // levels up to which JSON is indented: the indentation grows with the square of the depth
+
+export function jsonText(value: unknown): string {
+  try {
+    return JSON.stringify(value, null, isDeeper(value, maxIndented) ? 0 : 2) ?? "";
+  } catch {
+    return "It is nested too deeply to be shown.";
+  }
+}
+
+function isDeeper(value: unknown, levels: number): boolean {
+  return typeof value === "object" && value !== null &&
+    (levels === 0 || Object.values(value).some((v) => isDeeper(v, levels - 1)));
 }
 
 // Section is a part of a page with a heading.
@@ -110,9 +129,9 @@ export function Section({ title, actions, children }: {
   children: ComponentChildren;
 }) {
   return (
-    <section aria-label={title}>
+    <section aria-label={visible(title)}>
       <header>
-        <h2>{title}</h2>
+        <h2><Name>{title}</Name></h2>
         {actions && <div class="actions">{actions}</div>}
       </header>
       {children}

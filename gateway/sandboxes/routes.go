@@ -151,6 +151,7 @@ func (s *Routes) guest(parameters ...string) web.Handle {
 			request.SetBasicAuth(user, "")
 		}
 		r.Relayed = true
+		w.Header().Set("Cache-Control", "private, no-store") // whatever the guest answers
 		s.Serve(w, request, Target{Org: r.Key.Org, ID: id, Path: path.String()}, func(cause error) {
 			switch {
 			case r.Context().Err() != nil:

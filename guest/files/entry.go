@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"strings"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -26,7 +27,7 @@ func (t *Tree) entry(path string) (*filesystempb.EntryInfo, error) {
 		Size:         info.Size(),
 		Mode:         uint32(info.Mode().Perm()),
 		Permissions:  permissions(info.Mode()),
-		ModifiedTime: timestamppb.New(info.ModTime()),
+		ModifiedTime: timestamp(info.ModTime()),
 	}
 	if stat, ok := info.Sys().(*syscall.Stat_t); ok {
 		e.Owner, e.Group = t.Users.UserName(stat.Uid), t.Users.GroupName(stat.Gid)
@@ -53,6 +54,23 @@ func (t *Tree) entry(path string) (*filesystempb.EntryInfo, error) {
 	}
 	e.Metadata = readMetadata(path)
 	return e, nil
+}
+
+// A message can have the times between these only. A file system may have others.
+var (
+	firstTime = time.Date(1, 1, 1, 0, 0, 0, 0, time.UTC)
+	lastTime  = time.Date(9999, 12, 31, 23, 59, 59, 0, time.UTC)
+)
+
+// timestamp returns a time, or the nearest one that a message can have.
+func timestamp(at time.Time) *timestamppb.Timestamp {
+	if at.Before(firstTime) {
+		at = firstTime
+	}
+	if at.After(lastTime) {
+		at = lastTime
+	}
+	return timestamppb.New(at)
 }
 
 // valid replaces what is not UTF-8. Messages can have nothing else, but names of files can.
