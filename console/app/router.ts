@@ -1,7 +1,7 @@
 // Addresses of pages: everything after the # of the page's address, so that no server needs to know them and a path
 // prefix does not matter. The state of a page is in its parameters.
 import type { ComponentType } from "preact";
-import { useEffect, useState } from "preact/hooks";
+import { useEffect, useMemo, useState } from "preact/hooks";
 
 export type Group = "Work" | "Agents" | "Storage" | "Delivery" | "Account" | "Administration";
 
@@ -20,19 +20,22 @@ export interface Location {
   query: URLSearchParams;
 }
 
-function current(): Location {
-  const [path, query] = location.hash.slice(1).split("?", 2);
+function parse(hash: string): Location {
+  const [path, query] = hash.slice(1).split("?", 2);
   return { path: path || "/", query: new URLSearchParams(query ?? "") };
 }
 
+const current = () => parse(location.hash);
+
 export function useLocation(): Location {
-  const [at, set] = useState(current);
+  const [hash, set] = useState(location.hash);
   useEffect(() => {
-    const changed = () => set(current());
+    const changed = () => set(location.hash);
+    changed(); // it may have changed before this
     addEventListener("hashchange", changed);
     return () => removeEventListener("hashchange", changed);
   }, []);
-  return at;
+  return useMemo(() => parse(hash), [hash]);
 }
 
 export type Query = Record<string, string | number | undefined | null>;

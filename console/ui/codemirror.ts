@@ -44,7 +44,7 @@ export function open(at: HTMLElement, label: string, language: string, text: str
     state: EditorState.create({
       doc: text,
       extensions: [
-        lineNumbers(), history(), drawSelection(), bracketMatching(), highlightActiveLine(), indentUnit.of("    "),
+        lineNumbers(), EditorView.lineWrapping, history(), drawSelection(), bracketMatching(), highlightActiveLine(), indentUnit.of("    "),
         syntaxHighlighting(colours), mode.of(of(language)), theme,
         EditorView.contentAttributes.of({ "aria-label": label }),
         // Escape leaves the editor, so that Tab can be typed and the keyboard is not trapped.
