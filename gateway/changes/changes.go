@@ -59,10 +59,7 @@ func (s *Routes) get(w http.ResponseWriter, r *web.Request) error {
 	defer cancel()
 	changes := s.Feed.subscribe(org, proto.ChangeKinds(&r.Key))
 	defer changes.close()
-	h := w.Header()
-	h.Set("Content-Type", web.TypeSSE)
-	h.Set("Cache-Control", "no-store")
-	h.Set("X-Accel-Buffering", "no")
+	web.StreamHeader(w.Header(), web.TypeSSE)
 	w.WriteHeader(http.StatusOK)
 	if r.Method == http.MethodHead {
 		return nil
