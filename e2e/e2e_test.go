@@ -180,8 +180,8 @@ func runShared(t *testing.T, sys *system) {
 	for name, test := range map[string]func(*testing.T, *api){
 		"programs": testPrograms, "ways-to-die": testWaysToDie, "streaming": testStreaming, "eviction": testEviction,
 		"async": testAsync, "delayed": testDelayed, "sse": testSSE, "record": testRecord, "cancel": testCancel,
-		"terminate": testTerminate, "exact-output": testExactOutput, "exact-request": testExactRequest, "limits-of-output": testOutputLimit,
-		"large": testLarge, "keys": testKeys, "free-plan": testFreePlan,
+		"terminate": testTerminate, "exact-output": testExactOutput, "exact-request": testExactRequest,
+		"limits-of-output": testOutputLimit, "large": testLarge, "keys": testKeys, "free-plan": testFreePlan,
 		"idempotency": testIdempotency, "idempotency-at-once": testIdempotencyAtOnce, "health": testHealth,
 		"routes":   testRoutes,
 		"big-body": testBigBody, "slow-headers": testSlowHeaders, "half-closed": testHalfClosed,

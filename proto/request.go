@@ -1,8 +1,8 @@
 package proto
 
 // MaxKeptRequest is the size in bytes of code, arguments and standard input together up to which an
-// execution keeps its request. Records are sent to every process that waits for them, so they have no
-// larger ones.
+// execution keeps its request. Records are sent to every process that waits for them, so they have
+// no larger ones.
 const MaxKeptRequest = 64 << 10
 
 // Request is the part of a submitted request that [Meta] does not have. It has no values of

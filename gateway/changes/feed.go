@@ -1,7 +1,7 @@
 // Package changes notifies clients of changed objects.
 //
-// An event has the ids of objects and not their new state: clients read their lists again. So events
-// are not repeated after a reconnect, and a slow client costs a bounded set of ids.
+// An event has the ids of objects and not their new state: clients read their lists again. So
+// events are not repeated after a reconnect, and a slow client costs a bounded set of ids.
 package changes
 
 import (

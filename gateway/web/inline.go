@@ -7,8 +7,9 @@ import (
 	"unicode/utf8"
 )
 
-// InlinePolicy lets a browser show a file of a tenant within this server's own pages: without scripts,
-// forms, plug-ins, an origin, or any request. Pictures and fonts must be in the file itself.
+// InlinePolicy lets a browser show a file of a tenant within this server's own pages: without
+// scripts, forms, plug-ins, an origin, or any request. Pictures and fonts must be in the file
+// itself.
 const InlinePolicy = "default-src 'none'; img-src data:; font-src data:; style-src 'unsafe-inline'; base-uri 'none'; " +
 	"form-action 'none'; sandbox; frame-ancestors 'self'"
 
@@ -16,8 +17,8 @@ const InlinePolicy = "default-src 'none'; img-src data:; font-src data:; style-s
 // content of such a file has no markup.
 const mediaPolicy = InlinePolicy + "; media-src 'self'"
 
-// inlineTypes are the media types that are shown as what they are, by extension. JSON is shown as text:
-// some browsers would show it with a program of their own.
+// inlineTypes are the media types that are shown as what they are, by extension. JSON is shown as
+// text: some browsers would show it with a program of their own.
 var inlineTypes = map[string]string{
 	".avif": "image/avif", ".bmp": "image/bmp", ".gif": "image/gif", ".ico": "image/x-icon", ".jpeg": "image/jpeg",
 	".jpg": "image/jpeg", ".png": "image/png", ".svg": "image/svg+xml", ".webp": "image/webp",
@@ -36,8 +37,8 @@ const (
 // SniffBytes is the length of the beginning of a file that tells text from other content.
 const SniffBytes = 512
 
-// InlineType returns the media type by which a file with a name is shown. ok is false if its content
-// decides: see SniffType.
+// InlineType returns the media type by which a file with a name is shown. ok is false if its
+// content decides: see SniffType.
 func InlineType(name string) (mediaType string, ok bool) {
 	mediaType, ok = inlineTypes[strings.ToLower(path.Ext(name))]
 	return mediaType, ok

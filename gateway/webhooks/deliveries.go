@@ -20,8 +20,9 @@ const replayBatch = 100
 type Deliveries interface {
 	// Delivery returns the delivery of an execution, or [proto.ErrNotFound] if it has none yet.
 	Delivery(ctx context.Context, org string, id proto.TraceID) (*proto.Delivery, error)
-	// List returns up to limit deliveries of an organisation, those that changed last first, and where
-	// the next page starts: before is empty or an earlier call's next. An empty status selects all.
+	// List returns up to limit deliveries of an organisation, those that changed last first, and
+	// where the next page starts: before is empty or an earlier call's next. An empty status selects
+	// all.
 	List(ctx context.Context, org string, status proto.DeliveryStatus, before string, limit int) (
 		page []*proto.Delivery, next string, err error)
 	// Replay makes a finished delivery pending again. It returns [proto.ErrNotFound] if there is

@@ -225,8 +225,8 @@ func NewDelivery(d *proto.Delivery) Delivery {
 	return delivery
 }
 
-// DeliveryRequest is the request of an attempt. Its URL is the delivery's, and its body can be read by
-// itself.
+// DeliveryRequest is the request of an attempt. Its URL is the delivery's, and its body can be read
+// by itself.
 type DeliveryRequest struct {
 	Method  string            `json:"method" enum:"POST"`
 	Headers map[string]string `json:"headers" doc:"Those that bullpen set. [redacted] stands for signatures."`

@@ -123,8 +123,8 @@ func (s *Store) Replay(ctx context.Context, org string, id proto.TraceID) (*prot
 	return d, nil
 }
 
-// listWindows are the times before a page's end in which List looks for its deliveries, one after the
-// other, before it reads all: a stream can only be read forwards.
+// listWindows are the times before a page's end in which List looks for its deliveries, one after
+// the other, before it reads all: a stream can only be read forwards.
 func listWindows() []time.Duration { return []time.Duration{time.Hour, 24 * time.Hour} }
 
 // listReads is the number of a page's deliveries that List reads at a time.

@@ -59,8 +59,8 @@ type CollectionConfig[T any] struct {
 	DropMalformed bool
 	// Kind, if not empty, makes changes of values be reported to [Store.OnChange].
 	Kind proto.ChangeKind
-	// PublicID, if not nil, returns the id of a value in these reports. Otherwise it is the end of the
-	// value's key.
+	// PublicID, if not nil, returns the id of a value in these reports. Otherwise it is the end of
+	// the value's key.
 	PublicID func(*T) string
 	// OnChange, if not nil, is called under the collection's lock when a value has changed. old or
 	// current is nil if there is none.
