@@ -13,7 +13,8 @@ import (
 )
 
 const (
-	// consolePolicy lets the console load only what this server has, and no text become a script.
+	// consolePolicy lets the console load from this server only, and keeps text from becoming a
+	// script.
 	consolePolicy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; " +
 		"frame-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; " +
 		"require-trusted-types-for 'script'; trusted-types 'none'"

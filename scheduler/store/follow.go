@@ -61,8 +61,8 @@ const (
 )
 
 // KeepFollowing calls follow again whenever it returns, until ctx is done. The pauses between calls
-// grow while follow returns early. KeepFollowing logs each error with the message, except while NATS
-// is unreachable, which is logged already.
+// grow while follow returns early. KeepFollowing logs each error with the message, except while
+// NATS is unreachable, which is logged already.
 func (s *Store) KeepFollowing(
 	ctx context.Context, log *slog.Logger, message string, follow func(context.Context) error,
 ) {
