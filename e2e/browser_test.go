@@ -93,7 +93,8 @@ type tab struct {
 	ctx  context.Context
 	b    *browser
 	home string // of the console
-	// other is the address of another server that the page may ask, such as an identity provider; it may be empty.
+	// other, if not empty, is the URL of another server that the page may send requests to, such as an
+	// identity provider.
 	other string
 
 	mu       sync.Mutex
