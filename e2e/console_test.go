@@ -24,8 +24,8 @@ func testConsole(t *testing.T, p *programs) {
 	t.Run("reader", func(t *testing.T) { testConsoleReader(t, sys.in(t), proxy, b) })
 	t.Run("keyboard", func(t *testing.T) { testConsoleKeyboard(t, sys.in(t), proxy, b) })
 	t.Run("budget", func(t *testing.T) { testConsoleBudget(t, sys.in(t), proxy, b) })
+	t.Run("work", func(t *testing.T) { testConsoleWork(t, sys.in(t), proxy, b) }) // expects no other batches
 	t.Run("pages", func(t *testing.T) { testConsolePages(t, sys.in(t), proxy, b) })
-	t.Run("work", func(t *testing.T) { testConsoleWork(t, sys.in(t), proxy, b) })
 }
 
 // testConsoleRun signs in with a wrong and a right key, and runs a program.
