@@ -58,9 +58,9 @@ func (a *Admin) exportAudit(ctx context.Context, query url.Values) (io.ReadClose
 	return resp.Body, nil
 }
 
-// VerifyAuditLog lets the server check its audit log. If expect is not empty, one of the records must
-// have this hash. It needs the API key of a global administrator. [VerifyAudit] does not rely on the
-// server.
+// VerifyAuditLog asks the server to verify its audit log. If expect is not empty, one of the
+// records must have this hash. It needs the API key of a global administrator. [VerifyAudit] does
+// not trust the server.
 func (a *Admin) VerifyAuditLog(ctx context.Context, expect string) (*api.AuditVerification, error) {
 	return get[api.AuditVerification](ctx, a.client, call{
 		method: http.MethodPost, path: auditPath + "/verify", resend: true, body: api.AuditVerifyRequest{Expect: expect},

@@ -16,11 +16,11 @@ import (
 
 var errChangesLost = errors.New("lost the server while following changes")
 
-// Changes returns events about which kinds of objects change, without keepalives. At each event
-// ready, which is the first and comes again after each broken connection, earlier changes may be
-// unknown. org is an organisation for a global administrator; if it is empty, the events are about
-// all organisations for a global administrator, otherwise about that of the API key. An error is
-// the last value.
+// Changes returns the events of changed objects, without keepalives. It reconnects after a broken
+// connection. The event ready comes first, and again after each reconnect: changes before it may
+// have been missed. A global administrator follows the organisation org, or all if it is empty.
+// With other API keys, org is empty and the events are about the organisation of the key. An error
+// is the last value.
 func (c *Client) Changes(ctx context.Context, org string) iter.Seq2[*api.ChangesEvent, error] {
 	return func(yield func(*api.ChangesEvent, error) bool) {
 		path := "/v1/changes"
@@ -55,8 +55,8 @@ func (c *Client) Changes(ctx context.Context, org string) iter.Seq2[*api.Changes
 	}
 }
 
-// changes yields the events of one connection. It reports whether there were any, and whether the
-// caller wants no more; a broken connection is no error.
+// changes yields the events of one connection. ready reports whether there were any, done whether
+// the caller wants no more. A broken connection is not an error.
 func (c *Client) changes(
 	ctx context.Context, next call, yield func(*api.ChangesEvent, error) bool,
 ) (ready, done bool, err error) {

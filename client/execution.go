@@ -72,9 +72,9 @@ func (c *Client) Executions(ctx context.Context, filter ExecutionFilter, limit i
 	}
 }
 
-// Overview returns what executions of an organisation did in the last hour. org is for a global
-// administrator; if it is empty, the overview is that of all organisations for a global
-// administrator, otherwise that of the organisation of the API key.
+// Overview returns the figures of the last hour's executions. A global administrator gets those of
+// the organisation org, or of all if it is empty. With other API keys, org is empty and the figures
+// are those of the organisation of the key.
 func (c *Client) Overview(ctx context.Context, org string) (*api.Overview, error) {
 	return read[api.Overview](ctx, c, withQuery("/v1/overview", url.Values{"org": {org}}))
 }

@@ -44,19 +44,19 @@ func (c *Client) Files(ctx context.Context, at api.FileRequest, path string, rec
 	return c.ListFiles(ctx, &api.FileListRequest{FileRequest: at, Path: path, Recursive: recursive})
 }
 
-// ListFiles lists files as a request asks, for example of an earlier version.
+// ListFiles is Files with all fields of the request, such as the version.
 func (c *Client) ListFiles(ctx context.Context, req *api.FileListRequest) (*api.Files, error) {
 	return get[api.Files](ctx, c, call{method: http.MethodPost, path: "/v1/files/list", resend: true, body: req})
 }
 
-// DownloadURL returns a URL from which anybody can download a file for 15 minutes.
+// DownloadURL returns a URL from which anyone can download a file for 15 minutes.
 func (c *Client) DownloadURL(ctx context.Context, req *api.FileDownloadRequest) (*api.SignedURL, error) {
 	return get[api.SignedURL](ctx, c, call{
 		method: http.MethodPost, path: "/v1/files/download_url", resend: true, body: req,
 	})
 }
 
-// CompareFiles returns the difference of two versions of a thread or a volume.
+// CompareFiles compares two versions of a thread or a volume.
 func (c *Client) CompareFiles(ctx context.Context, req *api.FileCompareRequest) (*api.FileDifference, error) {
 	return get[api.FileDifference](ctx, c, call{
 		method: http.MethodPost, path: "/v1/files/compare", resend: true, body: req,

@@ -59,8 +59,8 @@ func (c *Client) TestWebhook(ctx context.Context) (*api.DeliveryAttempt, error) 
 	return get[api.DeliveryAttempt](ctx, c, call{method: http.MethodPost, path: webhookPath + "/test"})
 }
 
-// Deliveries returns the webhooks of the key's organisation with a status, or all if it is empty, those
-// that changed last first.
+// Deliveries returns the webhooks of the key's organisation that have a status, most recently
+// changed first. An empty status selects all.
 func (c *Client) Deliveries(
 	ctx context.Context, status proto.DeliveryStatus,
 ) iter.Seq2[api.ListedDelivery, error] {

@@ -3,7 +3,6 @@ package e2e
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -25,7 +24,8 @@ import (
 // proxyPrefix is the path under which the proxy of the tests offers the server.
 const proxyPrefix = "/tools/bullpen"
 
-// front is a proxy with a path prefix, as a company would have it. It stays when the gateway is replaced.
+// front is a proxy with a path prefix, as a company would have it. It stays when the gateway is
+// replaced.
 type front struct {
 	url    string
 	target atomic.Pointer[url.URL]
@@ -67,7 +67,7 @@ func (f *front) to(t *testing.T, base string) {
 // browser is Chromium.
 type browser struct {
 	ctx context.Context
-	axe string // the source of the checker for screen readers
+	axe string // the source of axe, the accessibility checker
 }
 
 func startBrowser(t *testing.T) *browser {
@@ -87,13 +87,14 @@ func startBrowser(t *testing.T) *browser {
 	return &browser{ctx, string(axe)}
 }
 
-// tab is a page of a person with cookies of their own.
+// tab is the page of one person, with its own cookies.
 type tab struct {
 	t    testing.TB
 	ctx  context.Context
 	b    *browser
 	home string // of the console
-	// other is the address of another server that the page may ask, such as an identity provider; it may be empty.
+	// other, if not empty, is the URL of another server that the page may send requests to, such as an
+	// identity provider.
 	other string
 
 	mu       sync.Mutex
@@ -101,7 +102,7 @@ type tab struct {
 	problems []string // what the browser reported
 }
 
-// open opens a tab. Whatever it asks for, and every error that the browser reports, is recorded.
+// open opens a tab. Its requests and the errors that the browser reports are recorded.
 func (b *browser) open(t testing.TB, base string) *tab {
 	t.Helper()
 	ctx, cancel := chromedp.NewContext(b.ctx, chromedp.WithNewBrowserContext())
@@ -211,7 +212,7 @@ func (p *tab) gone(text string) {
 	})
 }
 
-// press waits for an enabled button or link with a text and clicks it.
+// press waits for an enabled button or link with a text, and clicks it.
 func (p *tab) press(text string) {
 	p.t.Helper()
 	click := fmt.Sprintf(`(() => {
@@ -270,7 +271,7 @@ func (p *tab) signIn(key string) {
 	p.sees("Sign out")
 }
 
-// colours makes the page light or dark.
+// colours switches the page to the light or the dark theme.
 func (p *tab) colours(theme string) {
 	p.t.Helper()
 	_, err := chromedp.Call(p.ctx, emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{
@@ -293,7 +294,7 @@ func (p *tab) picture(dir, name string) {
 	}
 }
 
-// checkAccessible checks the page as it is for readers of screens.
+// checkAccessible checks that the page as it is works with screen readers.
 func (p *tab) checkAccessible(what string) {
 	p.t.Helper()
 	if _, err := chromedp.Run(p.ctx, chromedp.Evaluate[int](p.b.axe+"; 0")); err != nil {
@@ -306,10 +307,11 @@ func (p *tab) checkAccessible(what string) {
 	}
 }
 
+// quoted returns a text as a literal of JavaScript and Python.
 func quoted(text string) string {
 	b, err := json.Marshal(text)
 	if err != nil {
-		panic(errors.Join(errors.New("a string is JSON"), err))
+		panic(err) // a string can be encoded
 	}
 	return string(b)
 }

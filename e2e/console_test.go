@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"net/http"
+	"net/url"
 	"strings"
 	"testing"
 
@@ -23,8 +24,8 @@ func testConsole(t *testing.T, p *programs) {
 	t.Run("reader", func(t *testing.T) { testConsoleReader(t, sys.in(t), proxy, b) })
 	t.Run("keyboard", func(t *testing.T) { testConsoleKeyboard(t, sys.in(t), proxy, b) })
 	t.Run("budget", func(t *testing.T) { testConsoleBudget(t, sys.in(t), proxy, b) })
+	t.Run("work", func(t *testing.T) { testConsoleWork(t, sys.in(t), proxy, b) }) // expects no other batches
 	t.Run("pages", func(t *testing.T) { testConsolePages(t, sys.in(t), proxy, b) })
-	t.Run("work", func(t *testing.T) { testConsoleWork(t, sys.in(t), proxy, b) })
 }
 
 // testConsoleRun signs in with a wrong and a right key, and runs a program.
@@ -51,12 +52,14 @@ func testConsoleRun(t *testing.T, sys *system, proxy *front, b *browser) {
 	page.sees("woken", "ended")
 }
 
-// testConsoleGatewayKilled watches output while the gateway is killed and replaced: nothing is lost or doubled.
+// testConsoleGatewayKilled watches output while the gateway is killed and replaced: nothing is lost
+// or doubled.
 func testConsoleGatewayKilled(t, outer *testing.T, sys *system, proxy *front, b *browser) {
 	page := b.open(t, proxy.url)
 	page.signIn(sys.key)
 	before, after := newHold(), newHold()
-	id := sys.submit(bash("exec 2>/dev/null\necho one\n"+before.code()+"echo two\n"+after.code()+"echo three").and("timeout", 300))
+	program := "exec 2>/dev/null\necho one\n" + before.code() + "echo two\n" + after.code() + "echo three"
+	id := sys.submit(bash(program).and("timeout", 300))
 	page.goTo("/executions/" + id)
 	page.sees("one\nheld")
 	before.reached(t, 1)
@@ -87,20 +90,23 @@ func testConsoleHostile(t *testing.T, a *api, proxy *front, b *browser) {
 	page := b.open(t, proxy.url)
 	page.signIn(a.key)
 	for _, text := range hostileTexts {
-		id := a.submit(python("import sys\nprint(" + quoted(text) + ")\nsys.stderr.write(" + quoted("\x1b]0;"+text+"\x07"+text) + ")").
-			and("metadata", map[string]string{"name": text}, "thread_id", "hostile"))
+		program := "import sys\nprint(" + quoted(text) + ")\nsys.stderr.write(" + quoted("\x1b]0;"+text+"\x07"+text) + ")"
+		id := a.submit(python(program).and("metadata", map[string]string{"name": text}, "thread_id", "hostile"))
 		a.ended(id)
 		page.goTo("/executions/" + id)
 		page.sees("ended", strings.ReplaceAll(text, "\u202e", `\u202e`))
-		page.goTo("/executions?metadata.name=" + strings.NewReplacer("#", "%23", "&", "%26", "+", "%2B").Replace(text))
+		page.goTo("/executions?metadata.name=" + url.QueryEscape(text))
 		page.sees(id)
-		if evaluate[bool](page, "'hacked' in window || !!document.querySelector('main img, main svg[onload], main iframe, main script')") {
+		const interpreted = `"hacked" in window ||
+			!!document.querySelector("main img, main svg[onload], main iframe, main script")`
+		if evaluate[bool](page, interpreted) {
 			t.Errorf("%q was interpreted", text)
 		}
 	}
 }
 
-// testConsoleTenants has two tenants side by side in one browser: neither sees the other's executions.
+// testConsoleTenants has two tenants side by side in one browser: neither sees the other's
+// executions.
 func testConsoleTenants(t *testing.T, a *api, proxy *front, b *browser) {
 	tenants := map[string]*tab{}
 	ids := map[string]string{}

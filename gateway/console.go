@@ -13,19 +13,21 @@ import (
 )
 
 const (
-	// consolePolicy lets the console load only what this server has, and no text become a script.
+	// consolePolicy lets the console load from this server only, and keeps text from becoming a
+	// script.
 	consolePolicy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; " +
 		"frame-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; " +
 		"require-trusted-types-for 'script'; trusted-types 'none'"
 	consolePage = "index.html"
-	// hashedFor is how long browsers keep the files of the console, whose names change with their content.
+	// hashedFor is how long browsers keep the files of the console, whose names change with their
+	// content.
 	hashedFor = "public, max-age=31536000, immutable"
 )
 
 var errNoConsole = api.Errorf(api.CodeNotFound, "this program was built without the console: build it with make")
 
-// routeConsole serves the console at /console/. Its page has relative addresses only, so that it works behind
-// a path prefix.
+// routeConsole serves the console at /console/. Its page has relative addresses only, so that it
+// works behind a path prefix.
 func (s *Server) routeConsole(r chi.Router) {
 	web.Get(r, "/", redirect("console/"))
 	web.Get(r, "/console", redirect("console/"))

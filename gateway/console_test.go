@@ -19,7 +19,8 @@ func TestConsole(t *testing.T) {
 			t.Errorf("%s: %v", path, a.header)
 		}
 	}
-	if got := h.do("GET", "/console/main-1.js", "").header.Get("Content-Type"); !strings.HasPrefix(got, "text/javascript") {
+	script := h.do("GET", "/console/main-1.js", "")
+	if got := script.header.Get("Content-Type"); !strings.HasPrefix(got, "text/javascript") {
 		t.Errorf("script: %s", got)
 	}
 	h.do("GET", "/console/README", "").want(404, "not_found")

@@ -69,8 +69,8 @@ func acceptsGzip(h http.Header) bool {
 	return false
 }
 
-// redirect leads to another page of this server. The address is relative to that of the request and stays so,
-// because a proxy may have removed a prefix of the path.
+// redirect redirects to another page of this server. Location is relative to the address of the
+// request, because a proxy may have removed a prefix of the path.
 func redirect(to string) http.HandlerFunc {
 	return func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Location", to)
@@ -78,8 +78,8 @@ func redirect(to string) http.HandlerFunc {
 	}
 }
 
-// static answers with a body that never changes, compressed for clients that accept that. The body is made
-// at the first request, since few servers are asked for it.
+// static answers with a body that never changes, compressed for clients that accept that. The body
+// is generated at the first request, because most servers never get one.
 func static(contentType, policy, cache string, body func() []byte) http.HandlerFunc {
 	plain := sync.OnceValue(body)
 	compressed := sync.OnceValue(func() []byte { return gzipped(plain()) })

@@ -99,7 +99,9 @@ func newHarness(t *testing.T, set ...func(*Server)) *harness {
 			_, _ = io.WriteString(w, "bullpen_up 1\n")
 		}),
 		QueueWait: 3 * time.Second, MaxVolume: proto.MaxVolume,
-		Console: fstest.MapFS{"index.html": {Data: []byte("<!DOCTYPE html>")}, "main-1.js": {Data: []byte("1")}, "README": {}},
+		Console: fstest.MapFS{
+			"index.html": {Data: []byte("<!DOCTYPE html>")}, "main-1.js": {Data: []byte("1")}, "README": {},
+		},
 		Version: "1.2.3", StoreReady: func() bool { return true }, Problems: func() []proto.Problem { return nil },
 	}
 	for _, f := range set {

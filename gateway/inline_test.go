@@ -29,8 +29,8 @@ func (h *harness) download(path, more string) string {
 	return u.RequestURI()
 }
 
-// A file is shown as what its name says, or as text, or it is saved. Whatever is in it, a browser runs
-// nothing, loads nothing, and lets only pages of this server frame it.
+// A file is shown as what its name says, or as text, or it is saved. Whatever is in it, a browser
+// runs nothing, loads nothing, and lets only pages of this server frame it.
 func TestInlineContent(t *testing.T) {
 	h := newHarness(t)
 	const script = `<script>fetch("/v1/session")</script>`
@@ -170,7 +170,8 @@ func TestFilesOfVersions(t *testing.T) {
 		path := "/v1/files/" + route
 		h.do("POST", path, `{"source":"thread","id":"t","path":"a.txt","version":3}`).want(404, "not_found", "no version 3")
 		h.do("POST", path, `{"source":"thread","id":"none","path":"a.txt","version":1}`).want(404, "not_found", "version 1")
-		h.do("POST", path, `{"source":"volume","id":"work","path":"part/a","version":3}`).want(404, "not_found", "work", "version 3")
+		h.do("POST", path, `{"source":"volume","id":"work","path":"part/a","version":3}`).want(
+			404, "not_found", "work", "version 3")
 		h.do("POST", path, `{"source":"volume","id":"data","path":"a","version":1}`).want(400, "validation_error", "version")
 		for _, version := range []string{"0", "-1", "1.5", `"1"`} {
 			h.do("POST", path, `{"source":"thread","id":"t","path":"a.txt","version":`+version+`}`).want(

@@ -298,7 +298,7 @@ func TestRequestsToGuests(t *testing.T) {
 	}
 }
 
-// A browser keeps nothing of a guest, which another person may use the browser for after the session.
+// Browsers store no answers of guests: another person may use the browser after the session.
 func TestAnswersOfGuestsAreNotStored(t *testing.T) {
 	for _, of := range []string{"", "public, max-age=31536000, immutable"} {
 		h := withSandboxes(t, func(w http.ResponseWriter, _ *http.Request) {

@@ -425,7 +425,8 @@ func TestDeliveriesAreListed(t *testing.T) {
 	} {
 		h.do("GET", path+query, "").want(400, "validation_error", field+" must be")
 	}
-	h.as(h.stub.addKey("other", "", asUser)).do("GET", path+"?status=failed&cursor="+next, "").want(400, "validation_error")
+	other := h.as(h.stub.addKey("other", "", asUser))
+	other.do("GET", path+"?status=failed&cursor="+next, "").want(400, "validation_error")
 }
 
 func TestDisabledURLIsNotReplayed(t *testing.T) {

@@ -1,6 +1,6 @@
 package proto
 
-// ChangeKind is a kind of objects whose changes are reported, in the words of the API.
+// ChangeKind is a kind of objects whose changes are reported. It has the name that the API uses.
 type ChangeKind string
 
 // The kinds of objects whose changes are reported.
@@ -41,6 +41,6 @@ func AllChangeKinds() []ChangeKind { return ChangeKinds(&Key{Scopes: Scopes(), G
 // Change reports that an object was created, changed or removed.
 type Change struct {
 	Kind ChangeKind
-	Org  string // empty for an object of no organisation, or for objects of all
-	ID   string // the id or name; empty for objects that are not named
+	Org  string // empty for an object without an organisation, and for unknown objects
+	ID   string // the id or name; empty for unknown objects
 }

@@ -104,8 +104,8 @@ type DeliveryAttempt struct {
 	Detail     string          `json:"detail,omitempty"`
 	RemoteAddr string          `json:"remote_addr,omitempty"` // the address of the connection
 	Timings    DeliveryTimings `json:"timings"`
-	// Headers are those of the request, with redacted signatures. They are nil if nothing was sent, and in
-	// attempts of older versions.
+	// Headers are those of the request, with redacted signatures. They are nil if nothing was sent,
+	// and in attempts of older versions.
 	Headers map[string]string `json:"headers,omitempty"`
 	// Response is the beginning of the answer: status line, headers and body, at most
 	// [MaxResponseHead].

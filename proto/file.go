@@ -74,7 +74,7 @@ type FileContent struct {
 	Read func(ctx context.Context, offset, length int64) (io.ReadCloser, error)
 }
 
-// FileState is what is at a path of a version.
+// FileState is what a version has at a path.
 type FileState struct {
 	Type     FileType
 	Size     int64  // as in [File]
@@ -82,10 +82,10 @@ type FileState struct {
 	Modified time.Time
 }
 
-// FileChange is a difference of two versions.
+// FileChange is a difference between two versions.
 type FileChange struct {
 	Path          string     // as in [File]
-	Before, After *FileState // nil for nothing
+	Before, After *FileState // nil if the version has nothing there
 }
 
 // FileChangedError is returned if a file was replaced since it was opened.
@@ -114,8 +114,8 @@ func (e *NoFileError) Error() string {
 // Unwrap returns [ErrNotFound].
 func (*NoFileError) Unwrap() error { return ErrNotFound }
 
-// NoVersionError is returned if a thread or volume does not have a version, also if it does not
-// exist. It wraps [ErrNotFound].
+// NoVersionError is returned if a thread or volume does not have a version, or does not exist. It
+// wraps [ErrNotFound].
 type NoVersionError struct{ Number int64 }
 
 func (e *NoVersionError) Error() string { return fmt.Sprintf("there is no version %d", e.Number) }

@@ -248,8 +248,8 @@ type Record struct {
 	Pending       *Result        `json:"pending,omitempty"`
 	Commit        *Commit        `json:"commit,omitempty"`
 	VolumeCommits []VolumeCommit `json:"volume_commits,omitempty"`
-	// Request is nil until the program has ended, and if [Job.Request] is. Only [EncodeRecord] stores
-	// it: summaries and indexes do not have it.
+	// Request is nil until the execution has ended, and if [Job.Request] returns nil. Only
+	// [EncodeRecord] stores it: summaries and indexes do not have it.
 	Request *Request `json:"-"`
 }
 

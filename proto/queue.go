@@ -13,7 +13,8 @@ type QueueRequest struct {
 	Org    string    `json:"org"`
 	Key    string    `json:"key"`              // the API key's id
 	Traces []TraceID `json:"traces,omitempty"` // whose places are wanted
-	// Orgs asks for the organisations whose names are above After, and for nothing else.
+	// Orgs asks for the queues of the organisations whose names come after After, and for nothing
+	// else.
 	Orgs  bool   `json:"orgs,omitempty"`
 	After string `json:"after,omitempty"`
 }
@@ -30,8 +31,8 @@ type QueueView struct {
 	Org    QueueCounts  `json:"org"`
 	Oldest *QueuePlace  `json:"oldest,omitempty"` // the key's execution that is queued for the longest time
 	Places []QueuePlace `json:"places,omitempty"` // of the request's executions that are queued
-	// Orgs are the first MaxQueueOrgs of those that the request asks for, by name, without those that
-	// have nothing queued or running.
+	// Orgs are the first MaxQueueOrgs of the requested organisations, by name. Those that have
+	// nothing queued or running are left out.
 	Orgs []OrgQueue `json:"orgs,omitempty"`
 }
 

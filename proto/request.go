@@ -1,8 +1,8 @@
 package proto
 
-// MaxKeptRequest is the size in bytes of code, arguments and standard input together up to which an
-// execution keeps its request. Records are sent to every process that waits for them, so they have no
-// larger ones.
+// MaxKeptRequest is the size of the largest request that an execution keeps: the bytes of code,
+// arguments and standard input together. Every process that waits for a record receives it, so the
+// request in it must be small.
 const MaxKeptRequest = 64 << 10
 
 // Request is the part of a submitted request that [Meta] does not have. It has no values of

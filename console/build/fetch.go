@@ -20,7 +20,7 @@ import (
 )
 
 const (
-	// defaultRegistry is used unless npm_config_registry is set, as npm reads it.
+	// defaultRegistry is used unless npm_config_registry is set, which npm reads too.
 	defaultRegistry = "https://registry.npmjs.org/"
 	fetchTimeout    = 2 * time.Minute
 	maxTarball      = 64 << 20
@@ -30,10 +30,11 @@ const (
 // pinned is a package of packages.json.
 type pinned struct {
 	Version   string `json:"version"`
-	Integrity string `json:"integrity"` // as package-lock.json has it: sha512-BASE64
+	Integrity string `json:"integrity"` // as in package-lock.json: sha512-BASE64
 }
 
-// fetchPackages unpacks the packages of a list into dir. Packages that are there are not fetched again.
+// fetchPackages fetches and unpacks the packages of a list into dir, except those that are there
+// already.
 func fetchPackages(list, dir string) error {
 	text, err := os.ReadFile(list)
 	if err != nil {
@@ -59,11 +60,11 @@ func fetchPackage(name string, p pinned, into string) error {
 	registry := strings.TrimSuffix(cmp.Or(os.Getenv("npm_config_registry"), defaultRegistry), "/")
 	address := fmt.Sprintf("%s/%s/-/%s-%s.tgz", registry, name, path.Base(name), p.Version)
 	client := http.Client{Timeout: fetchTimeout}
-	answer, err := client.Get(address)
+	answer, err := client.Get(address) //nolint:gosec // the registry is chosen by who builds
 	if err != nil {
 		return err
 	}
-	defer answer.Body.Close()
+	defer func() { _ = answer.Body.Close() }() // it was only read
 	if answer.StatusCode != http.StatusOK {
 		return fmt.Errorf("GET %s: %s", address, answer.Status)
 	}

@@ -11,7 +11,7 @@ import (
 	"github.com/bullpen-run/bullpen/proto/api"
 )
 
-// document is the part of an OpenAPI document that types are written from.
+// document is the part of an OpenAPI document from which types are generated.
 type document struct {
 	Paths      map[string]map[string]*operation `json:"paths"`
 	Components struct {
@@ -76,15 +76,17 @@ func writeSchema(file string) error {
 			fmt.Fprintf(&routes, "  %s: [%q, %q],\n", o.ID, strings.ToUpper(method), strings.TrimPrefix(path, "/"))
 		}
 	}
-	fmt.Fprintf(&b, "\nexport interface Calls {\n%s}\n\nexport const routes: Record<keyof Calls, [method: string, path: string]> = {\n%s};\n",
-		calls.String(), routes.String())
+	fmt.Fprintf(&b, "\nexport interface Calls {\n%s}\n\n", calls.String())
+	fmt.Fprintf(&b, "export const routes: Record<keyof Calls, [method: string, path: string]> = {\n%s};\n",
+		routes.String())
 	if err := os.WriteFile(file, []byte(b.String()), 0o644); err != nil { //nolint:gosec // public
 		return fmt.Errorf("write the types of the API: %w", err)
 	}
 	return nil
 }
 
-// argsOf returns the type of an operation's arguments: parameters of path and query by their names, and body.
+// argsOf returns the type of an operation's arguments: parameters of path and query by their names,
+// and body.
 func argsOf(o *operation) string {
 	var fields []string
 	for _, p := range o.Parameters {

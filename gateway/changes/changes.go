@@ -3,7 +3,6 @@ package changes
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net/http"
 	"time"
@@ -14,8 +13,7 @@ import (
 )
 
 const (
-	// keepalive is how often an idle stream gets an event, from which a page sees that it is not
-	// stale.
+	// keepalive is how often an idle stream gets an event. A page that gets none is stale.
 	keepalive = 10 * time.Second
 	// gather is how long changes are collected before they are sent in one event.
 	gather = 250 * time.Millisecond
@@ -29,7 +27,7 @@ var errTooMany = &api.Error{
 		"request again", maxStreams),
 }
 
-// Routes are the routes of changes.
+// Routes are the routes of the stream of changes.
 type Routes struct {
 	*web.Core
 	Feed *Feed
@@ -42,8 +40,8 @@ func (s *Routes) Handlers() []web.Handler {
 	return []web.Handler{{ID: "getChanges", Handle: s.get}}
 }
 
-// get streams the kinds of objects that have changed. The stream ends between two events when this
-// gateway begins to shut down, or when the caller has lost rights.
+// get streams the changes that the caller may see. The stream ends when this gateway begins to shut
+// down, or when the caller has lost rights.
 func (s *Routes) get(w http.ResponseWriter, r *web.Request) error {
 	org, err := web.ListedOrg(r)
 	if err != nil {
@@ -61,10 +59,7 @@ func (s *Routes) get(w http.ResponseWriter, r *web.Request) error {
 	defer cancel()
 	changes := s.Feed.subscribe(org, proto.ChangeKinds(&r.Key))
 	defer changes.close()
-	h := w.Header()
-	h.Set("Content-Type", web.TypeSSE)
-	h.Set("Cache-Control", "no-store")
-	h.Set("X-Accel-Buffering", "no")
+	web.StreamHeader(w.Header(), web.TypeSSE)
 	w.WriteHeader(http.StatusOK)
 	if r.Method == http.MethodHead {
 		return nil
@@ -74,7 +69,7 @@ func (s *Routes) get(w http.ResponseWriter, r *web.Request) error {
 		if err := send(w, &next); err != nil {
 			return fmt.Errorf("stream changes: %w", err)
 		}
-		if next, err = event(ctx, changes, checked.Add(keepalive)); err != nil {
+		if next, err = changes.next(ctx, checked.Add(keepalive)); err != nil {
 			return nil // the client is gone, or this gateway shuts down: clients reconnect after a clean end
 		}
 		if time.Since(checked) >= keepalive {
@@ -86,31 +81,29 @@ func (s *Routes) get(w http.ResponseWriter, r *web.Request) error {
 	}
 }
 
-// event returns the event to send next: a keepalive at the deadline. It returns an error if ctx is
-// done.
-func event(ctx context.Context, changes *subscription, deadline time.Time) (api.ChangesEvent, error) {
-	limited, cancel := context.WithDeadline(ctx, deadline)
-	defer cancel()
-	err := changes.wait(limited)
-	if err == nil {
-		pause := time.NewTimer(gather)
-		defer pause.Stop()
-		select {
-		case <-pause.C:
-			return changesEvent(changes.kinds, changes.take()), nil
-		case <-ctx.Done():
-			err = ctx.Err()
-		}
-	}
-	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
+// next blocks until there are changes and returns their event, or a keepalive at the deadline. It
+// returns ctx.Err() if ctx is done first.
+func (s *subscription) next(ctx context.Context, deadline time.Time) (api.ChangesEvent, error) {
+	select {
+	case <-s.changed:
+	case <-time.After(time.Until(deadline)):
 		return api.ChangesEvent{Type: api.ChangesKeepalive}, nil
+	case <-ctx.Done():
+		return api.ChangesEvent{}, ctx.Err()
 	}
-	return api.ChangesEvent{}, err
+	select {
+	case <-time.After(gather):
+		return s.event(), nil
+	case <-ctx.Done():
+		return api.ChangesEvent{}, ctx.Err()
+	}
 }
 
-func changesEvent(kinds []proto.ChangeKind, changed map[proto.ChangeKind]*objects) api.ChangesEvent {
+// event returns the pending changes as an event, and removes them.
+func (s *subscription) event() api.ChangesEvent {
+	changed := s.take()
 	e := api.ChangesEvent{Type: api.ChangesChanges, IDs: map[proto.ChangeKind][]string{}}
-	for _, kind := range kinds {
+	for _, kind := range s.kinds {
 		o := changed[kind]
 		if o == nil {
 			continue

@@ -1,27 +1,26 @@
-// Package changes tells clients which of the objects that they show have changed.
+// Package changes notifies clients of changed objects.
 //
-// It tells them that, and not how: a client reads its list again. So an event that a client misses
-// while it is not connected need not be repeated, and a slow client costs a bounded set of names.
+// An event has the ids of objects and not their new state: clients read their lists again. So
+// events are not repeated after a reconnect, and a slow client costs a bounded set of ids.
 package changes
 
 import (
-	"context"
 	"slices"
 	"sync"
 
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// maxIDs is the number of changed objects of a kind that a client is told by their ids.
+// maxIDs is the number of ids of a kind in an event.
 const maxIDs = 50
 
-// Feed passes changes on to subscriptions. The zero value is ready for use.
+// Feed passes changes to subscriptions. The zero value is ready for use.
 type Feed struct {
 	mu    sync.Mutex
-	byOrg map[string]map[*subscription]struct{} // those of all organisations have the key ""
+	byOrg map[string]map[*subscription]struct{} // subscriptions to all organisations are at ""
 }
 
-// Changed passes a change on to those who may see it. It never blocks.
+// Changed passes a change to the subscriptions that may see it. It never blocks.
 func (f *Feed) Changed(c proto.Change) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -41,23 +40,23 @@ func add(to map[*subscription]struct{}, c proto.Change) {
 	}
 }
 
-// subscription collects the changes that a client has not been told.
+// subscription collects the changes that have not been sent to a client.
 type subscription struct {
 	feed    *Feed
 	org     string // empty for all organisations
 	kinds   []proto.ChangeKind
 	pending map[proto.ChangeKind]*objects
-	changed chan struct{} // has a value while there is something pending
+	changed chan struct{} // has a value while changes are pending
 }
 
 // objects are changed objects of a kind.
 type objects struct {
 	ids  []string
-	more bool // than ids has
+	more bool // more objects have changed than ids has
 }
 
-// subscribe starts to collect the changes of kinds of objects of an organisation, or of all if org
-// is empty. The caller must call close.
+// subscribe starts to collect the changes of objects of these kinds: of an organisation, or of all
+// if org is empty. The caller must call close.
 func (f *Feed) subscribe(org string, kinds []proto.ChangeKind) *subscription {
 	s := &subscription{
 		feed: f, org: org, kinds: kinds, pending: map[proto.ChangeKind]*objects{}, changed: make(chan struct{}, 1),
@@ -106,17 +105,7 @@ func (s *subscription) add(c proto.Change) {
 	}
 }
 
-// wait blocks until something is pending. It returns ctx.Err() if ctx is done first.
-func (s *subscription) wait(ctx context.Context) error {
-	select {
-	case <-s.changed:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-}
-
-// take returns what is pending, which is then no longer.
+// take returns the pending changes, and removes them.
 func (s *subscription) take() map[proto.ChangeKind]*objects {
 	s.feed.mu.Lock()
 	defer s.feed.mu.Unlock()

@@ -40,13 +40,11 @@ type follower struct {
 func newFollower(
 	core *web.Core, w http.ResponseWriter, r *web.Info, tail web.Tail, sse bool, last int64,
 ) *follower {
-	h := w.Header()
-	h.Set("Content-Type", web.TypeNDJSON)
+	mediaType := web.TypeNDJSON
 	if sse {
-		h.Set("Content-Type", web.TypeSSE)
+		mediaType = web.TypeSSE
 	}
-	h.Set("Cache-Control", "no-store")
-	h.Set("X-Accel-Buffering", "no")
+	web.StreamHeader(w.Header(), mediaType)
 	return &follower{core: core, w: r.Rec, tail: tail, sse: sse, last: last}
 }
 

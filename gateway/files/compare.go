@@ -3,9 +3,7 @@ package files
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"unicode/utf8"
 
@@ -60,7 +58,7 @@ func (s *FileRoutes) compare(w http.ResponseWriter, r *web.Request) error {
 	return web.WriteValue(w, http.StatusOK, answer)
 }
 
-// isFile reports whether there is a file, or nothing.
+// isFile reports whether s is a file or nothing.
 func isFile(s *proto.FileState) bool { return s == nil || s.Type == proto.FileRegular }
 
 // diffOf returns the difference in the text of a file.
@@ -100,7 +98,8 @@ func labelOf(version int64, state *proto.FileState) string {
 
 func isText(content []byte) bool { return utf8.Valid(content) && bytes.IndexByte(content, 0) < 0 }
 
-// textOf returns the content of a file in a version, and a byte more than maxDiffBytes of a larger one.
+// textOf returns the content of a file in a version: of a larger one, the first maxDiffBytes + 1
+// bytes.
 func textOf(
 	ctx context.Context, files *filestore.Store, version int64, name string, state *proto.FileState,
 ) ([]byte, error) {
@@ -114,16 +113,5 @@ func textOf(
 	if err != nil {
 		return nil, err
 	}
-	if content.Size > maxDiffBytes {
-		return make([]byte, maxDiffBytes+1), nil
-	}
-	body, err := content.Read(ctx, 0, content.Size)
-	if err != nil {
-		return nil, files.Wrap("read a file of", err)
-	}
-	text, err := io.ReadAll(body)
-	if err := errors.Join(err, body.Close()); err != nil {
-		return nil, files.Wrap("read a file of", err)
-	}
-	return text, nil
+	return beginning(ctx, files, content, maxDiffBytes+1)
 }

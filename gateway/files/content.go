@@ -2,6 +2,7 @@ package files
 
 import (
 	"bufio"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -35,7 +36,7 @@ func (s *FileRoutes) getContent(w http.ResponseWriter, r *web.Request) error {
 	name := path.Base(g.path)
 	mediaType, known := web.InlineType(name)
 	if g.inline && !known {
-		if mediaType, err = s.sniff(r, files, content); err != nil {
+		if mediaType, err = sniff(r.Context(), files, content); err != nil {
 			return err
 		}
 	}
@@ -66,21 +67,32 @@ func (s *FileRoutes) getContent(w http.ResponseWriter, r *web.Request) error {
 }
 
 // sniff returns the media type of a file by its beginning.
-func (*FileRoutes) sniff(r *web.Request, files *filestore.Store, content *proto.FileContent) (string, error) {
-	done, err := files.Begin(r.Context())
+func sniff(ctx context.Context, files *filestore.Store, content *proto.FileContent) (string, error) {
+	done, err := files.Begin(ctx)
 	if err != nil {
 		return "", err
 	}
 	defer done()
-	body, err := content.Read(r.Context(), 0, min(content.Size, web.SniffBytes))
+	head, err := beginning(ctx, files, content, web.SniffBytes)
 	if err != nil {
-		return "", files.Wrap("read the beginning of a file of", err)
-	}
-	head, err := io.ReadAll(io.LimitReader(body, web.SniffBytes))
-	if err := errors.Join(err, body.Close()); err != nil {
-		return "", files.Wrap("read the beginning of a file of", err)
+		return "", err
 	}
 	return web.SniffType(head), nil
+}
+
+// beginning returns the content of a file, up to limit bytes.
+func beginning(
+	ctx context.Context, files *filestore.Store, content *proto.FileContent, limit int64,
+) ([]byte, error) {
+	body, err := content.Read(ctx, 0, min(content.Size, limit))
+	if err != nil {
+		return nil, files.Wrap("read a file of", err)
+	}
+	head, err := io.ReadAll(body)
+	if err := errors.Join(err, body.Close()); err != nil {
+		return nil, files.Wrap("read a file of", err)
+	}
+	return head, nil
 }
 
 // sendPart sends a part of a file. The end of the part is verified before it is sent: for a short

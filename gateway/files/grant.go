@@ -19,8 +19,8 @@ const (
 	// grantForm is the version of the signed text. It is signed too, so that texts of different
 	// versions cannot be confused.
 	grantForm = "bullpen-file-2"
-	// viewForm is that of grants of a version or of content to show, which also have these. A server
-	// that does not know it refuses them, instead of sending other content.
+	// viewForm is the form of grants of a version or of inline content, which has two more fields. A
+	// server that does not know it rejects them instead of sending other content.
 	viewForm   = "bullpen-file-3"
 	formFields = 10 // of grantForm
 )

@@ -14,7 +14,7 @@ import (
 type homeFiles struct {
 	Homes
 	org, thread string
-	version     int64                                      // to list and open; 0 for the newest with the staged files
+	version     int64                                      // for List and Open; 0 for the newest with the staged files
 	dir         string                                     // empty for the home
 	limit       func(context.Context) (proto.Space, error) // of all files of the thread
 	// put is Homes.Stage, or Homes.Put for a volume: programs with read-only access to a volume see

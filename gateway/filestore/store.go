@@ -139,8 +139,8 @@ func ignoreNoFile(err error) error {
 	return err
 }
 
-// Compare returns what differs at a path and below it between two versions, and whether there may be
-// more. from 0 is before the first version, to 0 is the newest with the staged files.
+// Compare returns what differs at a path and below it between two versions, and whether there may
+// be more. from 0 is before the first version, to 0 is the newest with the staged files.
 func (f *Store) Compare(
 	ctx context.Context, from, to int64, name string,
 ) (changes []proto.FileChange, truncated bool, err error) {

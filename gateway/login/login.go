@@ -81,7 +81,7 @@ func checkReturn(path string) error {
 
 const maxReturn = 1024
 
-// get tells a page how people can sign in.
+// get answers with the ways to sign in.
 func (s *Routes) get(w http.ResponseWriter, _ *web.Request) error {
 	return web.WriteValue(w, http.StatusOK, api.Login{OIDC: s.Provider != nil, Version: s.Version})
 }

@@ -81,7 +81,7 @@ func (s *Routes) cookieOf(r *http.Request, name string) string {
 }
 
 // CheckCookie returns the API key that a request's session acts as. It does not count as a use of
-// the session: otherwise an open page would keep its session for ever.
+// the session: otherwise an open page would keep its session forever.
 func (s *Routes) CheckCookie(r *http.Request) (*proto.Key, error) {
 	key, _, err := s.lookUpCookie(r)
 	return key, err

@@ -14,7 +14,7 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// span is the number of minutes that are kept, of which the last one has not ended.
+// span is the number of minutes that are kept. The last one has not ended.
 const span = 60
 
 // Counters count executions by organisation and minute. It is safe for concurrent use.
@@ -23,7 +23,7 @@ type Counters struct {
 	since time.Time
 
 	mu     sync.Mutex
-	orgs   map[string]map[int64]*figures // by minute since 1970; those of all organisations have the key ""
+	orgs   map[string]map[int64]*figures // by minute since 1970; the figures of all organisations are at ""
 	pruned int64                         // the minute in which old minutes were removed last
 }
 
@@ -34,7 +34,7 @@ func newCounters(now func() time.Time) *Counters {
 	return &Counters{now: now, since: now(), orgs: map[string]map[int64]*figures{}}
 }
 
-// figures are those of a time.
+// figures count executions in a period.
 type figures struct {
 	arrivals int
 	ends     map[proto.Status]int
@@ -82,8 +82,8 @@ func (c *Counters) Ended(r *proto.Record) {
 	})
 }
 
-// count changes the figures of an organisation, and those of all, in the minute of a time. Another
-// machine's clock may be wrong: a time that is not in the last hour counts as now.
+// count changes the figures of an organisation, and those of all, in the minute of a time. A time
+// outside the last hour counts as now, because another machine's clock may be wrong.
 func (c *Counters) count(org string, at time.Time, change func(*figures)) {
 	now := minuteOf(c.now())
 	minute := minuteOf(at)
@@ -123,7 +123,7 @@ func (c *Counters) prune(now int64) {
 // hour has the figures of the last hour.
 type hour struct {
 	start   time.Time // of the first minute
-	from    time.Time // from when the figures are complete
+	from    time.Time // the figures are complete from here on
 	minutes [span]*figures
 	total   *figures // of all minutes
 }
@@ -131,7 +131,7 @@ type hour struct {
 // lastHour returns the figures of an organisation, or of all if org is empty.
 func (c *Counters) lastHour(org string) *hour {
 	first := minuteOf(c.now()) - span + 1
-	// The minute of the start is incomplete.
+	// The minute in which counting started is incomplete.
 	from := max(first, minuteOf(c.since)+1)
 	h := &hour{start: time.Unix(first*60, 0), from: time.Unix(from*60, 0), total: newFigures()}
 	c.mu.Lock()
@@ -146,7 +146,7 @@ func (c *Counters) lastHour(org string) *hour {
 	return h
 }
 
-// histogram counts values by buckets whose limits grow by growth.
+// histogram counts values in buckets of exponentially growing width.
 type histogram map[uint8]int
 
 // limits are the upper limits of the buckets: the values of bucket i are above limits[i-1] and at
@@ -160,7 +160,7 @@ var limits = func() (limits [256]float64) { // read only
 	return limits
 }()
 
-// add counts a value. A negative one, by clocks that differ, counts as 0.
+// add counts a value. A negative value, which comes from clocks that differ, counts as 0.
 func (h histogram) add(v int64) {
 	i, _ := slices.BinarySearch(limits[:], float64(max(0, v)))
 	h[uint8(min(i, len(limits)-1))]++
@@ -172,8 +172,8 @@ func (h histogram) merge(other histogram) {
 	}
 }
 
-// quantile returns the value below or at which a share of all values are, within 5 %. ok is false
-// without values.
+// quantile returns the value that a share of all values does not exceed, within 5 %. ok is false if
+// there are no values.
 func (h histogram) quantile(share float64) (value float64, ok bool) {
 	count := 0
 	for _, n := range h {

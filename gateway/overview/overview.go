@@ -75,7 +75,7 @@ func (s *Routes) get(w http.ResponseWriter, r *web.Request) error {
 	} else {
 		err = s.addServer(ctx, &answer)
 	}
-	if err != nil { // an overview is needed most while something does not answer
+	if err != nil { // the rest is still useful, and needed most while something does not answer
 		s.Log.WarnContext(ctx, "overview without the queue", "error", err)
 	}
 	return web.WriteValue(w, http.StatusOK, answer)

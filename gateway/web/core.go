@@ -50,7 +50,7 @@ type authenticator interface {
 type cookies interface {
 	// KeyOfCookie returns a request's session and the API key that it acts as.
 	KeyOfCookie(r *http.Request) (*proto.Key, *proto.Session, error)
-	// CheckCookie is KeyOfCookie that does not count as a use of the session.
+	// CheckCookie is KeyOfCookie without counting as a use of the session.
 	CheckCookie(r *http.Request) (*proto.Key, error)
 }
 

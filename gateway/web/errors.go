@@ -181,6 +181,13 @@ func WriteJSON(w http.ResponseWriter, status int, body []byte) {
 	_ = http.NewResponseController(w).Flush()
 }
 
+// StreamHeader sets the headers of an answer that is sent piece by piece.
+func StreamHeader(h http.Header, mediaType string) {
+	h.Set("Content-Type", mediaType)
+	h.Set("Cache-Control", "no-store")
+	h.Set("X-Accel-Buffering", "no")
+}
+
 // JSONHeader sets the headers of an answer that is JSON.
 func JSONHeader(h http.Header) {
 	h.Set("Content-Type", TypeJSON)

@@ -7,17 +7,17 @@ import (
 	"unicode/utf8"
 )
 
-// InlinePolicy lets a browser show a file of a tenant within this server's own pages: without scripts,
-// forms, plug-ins, an origin, or any request. Pictures and fonts must be in the file itself.
+// InlinePolicy lets this server's own pages show a file of a tenant: without scripts, forms,
+// plug-ins, an origin, or any request. Images and fonts must be in the file itself.
 const InlinePolicy = "default-src 'none'; img-src data:; font-src data:; style-src 'unsafe-inline'; base-uri 'none'; " +
 	"form-action 'none'; sandbox; frame-ancestors 'self'"
 
-// mediaPolicy also lets the page that a browser makes around a sound or a film load that file. The
-// content of such a file has no markup.
+// mediaPolicy also lets the page that a browser generates around an audio or video file load that
+// file. Such a file has no markup.
 const mediaPolicy = InlinePolicy + "; media-src 'self'"
 
-// inlineTypes are the media types that are shown as what they are, by extension. JSON is shown as text:
-// some browsers would show it with a program of their own.
+// inlineTypes are the media types that are shown as such, by extension. JSON is shown as text: some
+// browsers have a viewer of their own for it.
 var inlineTypes = map[string]string{
 	".avif": "image/avif", ".bmp": "image/bmp", ".gif": "image/gif", ".ico": "image/x-icon", ".jpeg": "image/jpeg",
 	".jpg": "image/jpeg", ".png": "image/png", ".svg": "image/svg+xml", ".webp": "image/webp",
@@ -33,18 +33,18 @@ const (
 	typeText  = "text/plain; charset=utf-8"
 )
 
-// SniffBytes is the length of the beginning of a file that tells text from other content.
+// SniffBytes is how much of the beginning of a file [SniffType] needs.
 const SniffBytes = 512
 
-// InlineType returns the media type by which a file with a name is shown. ok is false if its content
-// decides: see SniffType.
+// InlineType returns the media type under which a file with a name is shown. ok is false if its
+// content decides: see [SniffType].
 func InlineType(name string) (mediaType string, ok bool) {
 	mediaType, ok = inlineTypes[strings.ToLower(path.Ext(name))]
 	return mediaType, ok
 }
 
-// SniffType returns the media type of a file that begins with head: text, or bytes that a browser
-// saves.
+// SniffType returns the media type of a file that begins with head: that of text, or one that a
+// browser saves.
 func SniffType(head []byte) string {
 	for len(head) > 0 {
 		r, size := utf8.DecodeRune(head)
@@ -57,7 +57,7 @@ func SniffType(head []byte) string {
 	return typeText
 }
 
-// WriteInline begins the answer with a part of a file that this server's own pages may show.
+// WriteInline begins the answer with a part of a file, which this server's own pages may show.
 func (p *Part) WriteInline(w http.ResponseWriter, name, mediaType string) {
 	if mediaType == typeBytes {
 		p.WriteHeader(w, name)

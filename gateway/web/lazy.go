@@ -46,8 +46,8 @@ func (l *LazyWriter) Begin() error {
 // Attachment returns the Content-Disposition of a file to save. Its name may have any characters.
 func Attachment(name string) string { return disposition("attachment", name) }
 
-// disposition returns the Content-Disposition of a file. It replaces characters in its name that some
-// browsers do not accept, and those that change the order in which a name is shown.
+// disposition returns the Content-Disposition of a file. It replaces characters in its name that
+// some browsers do not accept, and those that change the order in which a name is shown.
 func disposition(kind, name string) string {
 	name = strings.Map(func(r rune) rune {
 		if unicode.IsControl(r) || r == '\\' || r == '"' || unicode.Is(unicode.Bidi_Control, r) {

@@ -25,7 +25,7 @@ type Surface struct {
 	// Key, if not nil, returns the API key of a request, or "". Otherwise it is in KeyHeader or in
 	// Authorization, with the scheme Bearer.
 	Key func(r *http.Request) string
-	// Cookies is whether requests without Authorization may have a browser's session.
+	// Cookies accepts the session of a browser in requests without Authorization.
 	Cookies bool
 }
 

@@ -20,8 +20,9 @@ const replayBatch = 100
 type Deliveries interface {
 	// Delivery returns the delivery of an execution, or [proto.ErrNotFound] if it has none yet.
 	Delivery(ctx context.Context, org string, id proto.TraceID) (*proto.Delivery, error)
-	// List returns up to limit deliveries of an organisation, those that changed last first, and where
-	// the next page starts: before is empty or an earlier call's next. An empty status selects all.
+	// List returns up to limit deliveries of an organisation, most recently changed first. An empty
+	// status selects all. before is empty for the first page, and the previous call's next for
+	// others.
 	List(ctx context.Context, org string, status proto.DeliveryStatus, before string, limit int) (
 		page []*proto.Delivery, next string, err error)
 	// Replay makes a finished delivery pending again. It returns [proto.ErrNotFound] if there is
@@ -88,7 +89,7 @@ func (s *Routes) getDelivery(w http.ResponseWriter, r *web.Request) error {
 	return web.WriteValue(w, http.StatusOK, api.NewDelivery(d))
 }
 
-// getDeliveryBody sends the body of an execution's webhook as its receiver gets it.
+// getDeliveryBody sends the body of an execution's webhook, as its receiver gets it.
 func (s *Routes) getDeliveryBody(w http.ResponseWriter, r *web.Request) error {
 	record, err := web.ExecutionInPath(r, s.Executions.Lookup)
 	switch {
@@ -112,7 +113,7 @@ func (s *Routes) getDeliveryBody(w http.ResponseWriter, r *web.Request) error {
 	return err
 }
 
-// listDeliveries lists the deliveries of the key's organisation, those that changed last first.
+// listDeliveries lists the deliveries of the key's organisation, most recently changed first.
 func (s *Routes) listDeliveries(w http.ResponseWriter, r *web.Request) error {
 	limit, err := web.PageSize(r)
 	if err != nil {

@@ -56,13 +56,13 @@ func (t *Tree) entry(path string) (*filesystempb.EntryInfo, error) {
 	return e, nil
 }
 
-// A message can have the times between these only. A file system may have others.
+// Messages can only have times between these. File systems may have others.
 var (
 	firstTime = time.Date(1, 1, 1, 0, 0, 0, 0, time.UTC)
 	lastTime  = time.Date(9999, 12, 31, 23, 59, 59, 0, time.UTC)
 )
 
-// timestamp returns a time, or the nearest one that a message can have.
+// timestamp returns the nearest time that a message can have.
 func timestamp(at time.Time) *timestamppb.Timestamp {
 	if at.Before(firstTime) {
 		at = firstTime

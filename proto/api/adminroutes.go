@@ -299,9 +299,9 @@ func auditRoutes() []Route {
 	}, {
 		Method: http.MethodPost, Path: "/v1/admin/audit/verify", ID: "verifyAudit", Tag: tagAdmin, Scope: proto.ScopeAdmin,
 		Global: true, Summary: "Verify the audit log",
-		Doc: "Computes the hash of each record, and checks that the next one names it. It takes about a minute for a " +
-			"million records, and 503 after 10 minutes. `bullpen audit verify` does the same on your machine, and need not " +
-			"trust the server.",
+		Doc: "Computes the hash of each record, and checks that the next record has it. A million records take about a " +
+			"minute; the answer is 503 after 10 minutes. `bullpen audit verify` does the same on your machine, without " +
+			"trust in the server.",
 		Request: AuditVerifyRequest{},
 		Responses: ok("The result.", AuditVerification{
 			Records: 2, First: 1, Last: 2, Valid: true, HeadHash: record.Hash, Unfinished: []int64{},

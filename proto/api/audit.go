@@ -137,7 +137,7 @@ func (r *AuditRecord) members() (members map[string]any, err error) {
 	return members, nil
 }
 
-// AuditVerifyRequest asks for a verification of the whole audit log.
+// AuditVerifyRequest asks to verify the whole audit log.
 type AuditVerifyRequest struct {
 	Expect string `json:"expect,omitempty" pattern:"^[0-9a-f]{64}$" doc:"The head_hash of an earlier verification. If no record has it, the end of the log was removed, or the log was replaced."`
 }

@@ -9,7 +9,7 @@ import (
 // ChangesEvent is an event of the stream of changes.
 type ChangesEvent struct {
 	Type  ChangesType                   `json:"type"`
-	Kinds []proto.ChangeKind            `json:"kinds,omitempty" doc:"The kinds of objects of which some were created, changed or removed. Of changes only."`
+	Kinds []proto.ChangeKind            `json:"kinds,omitempty" doc:"The kinds of which objects were created, changed or removed. In the event changes only."`
 	IDs   map[proto.ChangeKind][]string `json:"ids,omitempty" doc:"The ids or names of changed objects by kind, at most 50 of each."`
 	More  []proto.ChangeKind            `json:"more,omitempty" doc:"The kinds of which more objects have changed than ids has."`
 }
@@ -27,14 +27,13 @@ const (
 func changeRoutes() []Route {
 	return []Route{{
 		Method: http.MethodGet, Path: "/v1/changes", ID: "getChanges", Tag: tagActivity, Scope: proto.ScopeRead,
-		Summary: "Follow what changes",
-		Doc: "Server-sent events that tell which kinds of objects of the organisation have changed, for a client that " +
-			"shows lists of them and reads those again. Each is a ChangesEvent: ready at once, changes at most four " +
-			"times a second, keepalive after 10 seconds. Events have no ids and are not repeated: a " +
-			"client that reconnects reads its lists again. Keys with the scope admin also follow keys, members, secrets, " +
-			"connections, plans and profiles, and global administrators orgs. Executions that expire are not reported. " +
-			"The stream ends when the key is revoked or loses a scope, and when the server shuts down. An organisation may " +
-			"have 64 streams at each server.",
+		Summary: "Follow changes",
+		Doc: "Server-sent events that name the changed objects of the organisation, for clients that show lists and read " +
+			"them again. Each is a ChangesEvent: ready at once, changes at most four times a second, keepalive after 10 " +
+			"seconds without another. Events have no ids and are not repeated: a client that reconnects reads its lists " +
+			"again. Keys with the scope admin also follow keys, members, secrets, connections, plans and profiles, and " +
+			"global administrators orgs. Executions that expire are not reported. The stream ends when the key is revoked or " +
+			"loses a scope, and when the server shuts down. An organisation may have 64 streams at each server.",
 		Params: []Param{query("org", "The organisation, for a global administrator. By default all for a global "+
 			"administrator, otherwise that of the API key.", text())},
 		Responses: []Response{{

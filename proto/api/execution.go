@@ -163,7 +163,7 @@ func writeWithOutputs(w io.Writer, object []byte, stdout, stderr string) error {
 
 // SubmittedRequest is the request of an execution.
 type SubmittedRequest struct {
-	_ struct{} `doc:"What was submitted, under the names of the request: with its null and unknown fields, it is the body of an execution of the same program. Only the values of env_vars are missing."`
+	_ struct{} `doc:"What was submitted, with the field names of the request. It can be sent as a request to run the same program. Only the values of env_vars are missing."`
 
 	TraceID     proto.TraceID     `json:"trace_id" format:"trace-id"`
 	Mode        proto.Mode        `json:"delivery_mode"`
@@ -171,15 +171,15 @@ type SubmittedRequest struct {
 	Language    proto.Language    `json:"language"`
 	Args        []string          `json:"args"`
 	Stdin       string            `json:"stdin"`
-	EnvNames    []string          `json:"env_names" doc:"The names of its env_vars. The values are not kept."`
-	Profile     *string           `json:"profile" doc:"The sandbox profile that it was accepted with, which may be the API key's own."`
+	EnvNames    []string          `json:"env_names" doc:"The names of env_vars. The values are not kept."`
+	Profile     *string           `json:"profile" doc:"The sandbox profile that it was accepted with: that of the request, or the API key's own."`
 	Timeout     int               `json:"timeout" minimum:"1" doc:"Seconds."`
 	KillGrace   *proto.Seconds    `json:"kill_grace" minimum:"0" maximum:"30"`
 	ThreadID    *string           `json:"thread_id"`
 	SubPaths    []string          `json:"sub_paths"`
 	Metadata    map[string]string `json:"metadata"`
 	MaxAttempts int               `json:"max_attempts" minimum:"1"`
-	WebhookURL  *string           `json:"webhook_url" doc:"Where its result is delivered, which may be the API key's own URL."`
+	WebhookURL  *string           `json:"webhook_url" doc:"Where its result is delivered: the URL of the request, or the API key's own."`
 }
 
 // NewSubmittedRequest returns the form of the request that a record has.

@@ -30,7 +30,7 @@ type FileListRequest struct {
 	FileRequest
 	Path      string `json:"path,omitempty" maxLength:"4096" format:"path" doc:"Absent: the home or the connection itself. Relative to it, or absolute, with or without the home or /data/{slug} in front; up to 4,096 bytes and 512 components of up to 255 bytes, none of them .., without NUL."`
 	Recursive bool   `json:"recursive,omitempty" default:"false"`
-	Version   int64  `json:"version,omitempty" minimum:"1" must:"be a whole number, at least 1" doc:"A version of the thread or volume. Absent: the newest, and of a thread also the uploads that are in no version yet. Buckets and directories have none."`
+	Version   int64  `json:"version,omitempty" minimum:"1" must:"be a whole number, at least 1" doc:"A version of the thread or volume. Absent: the newest, for a thread with the uploads that are not in a version yet. Buckets and directories have no versions."`
 }
 
 // FileDeleteRequest asks to delete what is at a path.
@@ -52,7 +52,7 @@ type FileDownloadRequest struct {
 	FileRequest
 	Path    string `json:"path" required:"true" minLength:"1" maxLength:"4096" format:"path" doc:"As in a list of files."`
 	Version int64  `json:"version,omitempty" minimum:"1" must:"be a whole number, at least 1" doc:"As in a list of files."`
-	Inline  bool   `json:"inline,omitempty" default:"false" doc:"The URL answers with the media type of pictures, PDF, HTML, CSV, sound, video and text, for a frame or a picture of a page of this server. The content cannot run scripts or load anything. Other files are saved."`
+	Inline  bool   `json:"inline,omitempty" default:"false" doc:"The URL answers with the media type of images, PDF, HTML, CSV, audio, video and text, so that pages of this server can show the file. The content cannot run scripts or load anything. Browsers save other files."`
 }
 
 // FileUploadRequest asks for a URL to upload a file to.
@@ -124,19 +124,19 @@ type Files struct {
 	Files []File `json:"files"`
 }
 
-// FileCompareRequest asks for the difference of two versions.
+// FileCompareRequest asks to compare two versions.
 type FileCompareRequest struct {
 	FileRequest
-	From int64  `json:"from" required:"true" minimum:"0" must:"be a whole number, at least 0" doc:"A version. 0: before the first version, when there was nothing."`
-	To   int64  `json:"to,omitempty" minimum:"1" must:"be a whole number, at least 1" doc:"Another version. Absent: the newest, and of a thread also the uploads that are in no version yet."`
+	From int64  `json:"from" required:"true" minimum:"0" must:"be a whole number, at least 0" doc:"A version. 0: nothing, as before the first version."`
+	To   int64  `json:"to,omitempty" minimum:"1" must:"be a whole number, at least 1" doc:"Another version. Absent: the newest, for a thread with the uploads that are not in a version yet."`
 	Path string `json:"path,omitempty" maxLength:"4096" format:"path" doc:"A directory to compare, or a file. Absent: everything."`
 }
 
-// FileDifference is the difference of two versions.
+// FileDifference is the difference between two versions.
 type FileDifference struct {
 	Changes   []FileChange `json:"changes" doc:"By path, at most 1,000."`
 	Truncated bool         `json:"truncated" doc:"There may be more changes: compare directories one by one."`
-	Diff      *FileDiff    `json:"diff" doc:"The difference in the text of a file; null unless the path of the request is that of a file that has changed."`
+	Diff      *FileDiff    `json:"diff" doc:"The difference in the text of a file; null unless the path of the request is that of a changed file."`
 }
 
 // FileChange is what differs at a path.
@@ -147,7 +147,7 @@ type FileChange struct {
 	After  *FileState `json:"after" doc:"Null if it was removed."`
 }
 
-// FileState is what is at a path in a version.
+// FileState is what a version has at a path.
 type FileState struct {
 	Type     proto.FileType `json:"type" enum:"file,directory,link"`
 	Size     int64          `json:"size" minimum:"0" doc:"Bytes."`

@@ -154,7 +154,7 @@ type Caller struct {
 	Session *Session      `json:"session" doc:"Null for a request with an API key."`
 }
 
-// Login tells how people can sign in.
+// Login has the ways to sign in.
 type Login struct {
 	OIDC    bool   `json:"oidc" doc:"The server has an identity provider: open /login in a browser. An API key always works."`
 	Version string `json:"version" doc:"The version of the server."`

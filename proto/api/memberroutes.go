@@ -26,7 +26,7 @@ func sessionRoutes() []Route {
 	return []Route{
 		{
 			Method: http.MethodGet, Path: "/v1/login", ID: "getLogin", Tag: tagSessions, Public: true,
-			Summary: "How to sign in", Doc: "For a page on which people sign in. Anybody may read it.",
+			Summary: "List the ways to sign in", Doc: "For a page on which people sign in. It needs no key.",
 			Responses: ok("The ways to sign in.", Login{OIDC: true, Version: "v1.0.0"}),
 		},
 		{

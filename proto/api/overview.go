@@ -7,15 +7,15 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// Overview shows what executions did in the last hour, and do now.
+// Overview has the figures of the last hour's executions, and the present state.
 type Overview struct {
 	Org       *string                    `json:"org" doc:"The organisation; null for all."`
-	From      Time                       `json:"from" doc:"The time from which the figures are complete: the start of the hour, or of the server that answers."`
+	From      Time                       `json:"from" doc:"The figures are complete from this time on: the start of the hour, or of the server that answers."`
 	Minutes   []OverviewMinute           `json:"minutes" doc:"60 minutes, the oldest first. The last one has not ended."`
-	Total     OverviewFigures            `json:"total" doc:"The figures of these minutes together."`
+	Total     OverviewFigures            `json:"total" doc:"The figures of all these minutes."`
 	Queue     *proto.QueueCounts         `json:"queue" doc:"Queued and running executions now; null while no dispatcher answers."`
 	Sandboxes map[proto.SandboxState]int `json:"sandboxes" doc:"Live sandboxes now, by state. States without any are left out."`
-	Server    *OverviewServer            `json:"server" doc:"Of the deployment, for a global administrator's overview of all organisations; null in others."`
+	Server    *OverviewServer            `json:"server" doc:"The deployment, in a global administrator's overview of all organisations; null in others."`
 }
 
 // OverviewMinute has the figures of a minute.
@@ -24,18 +24,18 @@ type OverviewMinute struct {
 	OverviewFigures
 }
 
-// OverviewFigures are figures of executions in a time. Live sandboxes are not counted.
+// OverviewFigures are the figures of executions in a period. Live sandboxes are not counted.
 type OverviewFigures struct {
 	Arrivals int                  `json:"arrivals" minimum:"0" doc:"Accepted executions."`
 	Ends     map[proto.Status]int `json:"ends" doc:"Executions that ended, by status. Statuses without any are left out."`
-	Wait     Quantiles            `json:"wait" doc:"How long executions that ended waited for a slot. Those that never started are not counted."`
-	Duration Quantiles            `json:"duration" doc:"How long their programs ran."`
+	Wait     Quantiles            `json:"wait" doc:"How long the executions that ended had waited for a slot, without those that never started."`
+	Duration Quantiles            `json:"duration" doc:"How long the programs of the executions that ended had run."`
 }
 
 // Quantiles describe times in milliseconds, within 5 %.
 type Quantiles struct {
-	P50 *float64 `json:"p50_ms" minimum:"0" doc:"Half are not longer; null without any."`
-	P99 *float64 `json:"p99_ms" minimum:"0" doc:"99 % are not longer; null without any."`
+	P50 *float64 `json:"p50_ms" minimum:"0" doc:"The median; null without any."`
+	P99 *float64 `json:"p99_ms" minimum:"0" doc:"The 99th percentile; null without any."`
 }
 
 // OverviewServer is the state of the deployment.
@@ -62,8 +62,8 @@ func overviewRoutes() []Route {
 		Method: http.MethodGet, Path: "/v1/overview", ID: "getOverview", Tag: tagActivity, Scope: proto.ScopeRead,
 		Summary: "Show the last hour",
 		Doc: "Arrivals, ends and times of the organisation's executions in each minute of the last hour, and what is " +
-			"queued, running and live now. Each server counts for itself from its start, so the figures before `from` " +
-			"are incomplete.",
+			"queued, running and live now. Each server counts from its own start: the figures before `from` are " +
+			"incomplete.",
 		Params: []Param{query("org", "The organisation, for a global administrator. By default all for a global "+
 			"administrator, otherwise that of the API key.", text())},
 		Responses: ok("The overview.", Overview{

@@ -98,8 +98,8 @@ func orgQueueRoutes() []Route {
 	return []Route{{
 		Method: http.MethodGet, Path: "/v1/admin/queue", ID: "getOrgQueues", Tag: tagAdmin, Scope: proto.ScopeAdmin,
 		Global: true, Summary: "Show the queues of organisations",
-		Doc: "Queued and running executions of each organisation that has any, and the limits of its plan. Live " +
-			"sandboxes are not counted, and waiting items of batches are not in the queue yet.",
+		Doc: "The queued and running executions of each organisation that has any, and the limits of its plan. Live " +
+			"sandboxes and waiting items of batches are not counted.",
 		Responses: ok("The queues, by organisation.", OrgQueues{[]OrgQueue{NewOrgQueue(&proto.OrgQueue{
 			Org: "acme", QueueCounts: proto.QueueCounts{
 				Queued:  proto.ClassCounts{Background: 40},

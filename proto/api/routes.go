@@ -101,7 +101,7 @@ func tags() []object {
 			"The first execution that names a thread creates it."},
 		{"name": tagFiles, "description": "Files in the home of a thread or in a storage connection. Their content is " +
 			"transferred through signed URLs."},
-		{"name": tagActivity, "description": "What happens now, for pages that stay open."},
+		{"name": tagActivity, "description": "What is happening, for pages that stay open."},
 		{"name": tagMCP, "description": "The tools of the Model Context Protocol, for language models."},
 		{"name": tagSessions, "description": "Sign in with a browser, as a member of an organisation or with an API key. " +
 			"The cookie of a session stands for an API key with the scopes of the member's role, or for the API key itself."},
@@ -311,7 +311,7 @@ func executionRoutes() []Route {
 		{
 			Method: http.MethodGet, Path: "/v1/executions/{id}/request", ID: "getRequest", Tag: tagExecutions,
 			Scope: proto.ScopeRead, Summary: "Look at the request of an execution", PathDoc: traceID, Traced: true,
-			Doc: fmt.Sprintf("The program with everything that was submitted with it, to show it or to run it again. 404 if "+
+			Doc: fmt.Sprintf("The program and everything that was submitted with it, to show it or to run it again. 404 if "+
 				"code, args and stdin have more than %d bytes together; for an item of a batch and for a live sandbox; and "+
 				"for an execution of a version without this route.", proto.MaxKeptRequest),
 			Responses: ok("The request.", request), Errors: []int{http.StatusNotFound},
@@ -456,7 +456,7 @@ func webhookRoutes() []Route {
 		{
 			Method: http.MethodGet, Path: "/v1/executions/{id}/webhook/body", ID: "getDeliveryBody", Tag: tagWebhooks,
 			Scope: proto.ScopeRead, Summary: "Download the body of a webhook", PathDoc: traceID, Traced: true,
-			Doc: "The exact bytes that each attempt sends, which the signatures cover. 409 until the execution has ended.",
+			Doc: "The exact bytes that every attempt sends and that the signatures cover. 409 until the execution has ended.",
 			Responses: []Response{{
 				Status: http.StatusOK, Doc: "The body.", Text: map[string]string{typeJSON: ""},
 			}},
@@ -465,8 +465,8 @@ func webhookRoutes() []Route {
 		{
 			Method: http.MethodGet, Path: "/v1/webhook/deliveries", ID: "listDeliveries", Tag: tagWebhooks,
 			Scope: proto.ScopeRead, Summary: "List the deliveries of webhooks",
-			Doc: "The deliveries of the key's organisation, those that changed last first. An attempt, or a replay, moves a " +
-				"delivery to the front: one that changes while pages are read may be missing from later pages.",
+			Doc: "The deliveries of the key's organisation, most recently changed first. An attempt or a replay moves a " +
+				"delivery to the front: if that happens while pages are read, later pages may lack it.",
 			Params: append([]Param{
 				query("status", "Only deliveries with this status.", object{"type": "string", "enum": proto.DeliveryStatuses()}),
 			}, paging()...),
@@ -834,7 +834,7 @@ func fileRoutes() []Route {
 	}
 	token := "The signed grant."
 	headers := map[string]string{
-		"Content-Disposition": "attachment, or inline if the URL was made so, with the file's name.",
+		"Content-Disposition": "attachment, or inline as requested for the URL, with the file's name.",
 		"ETag":                "Identifies the content.", "Accept-Ranges": "bytes",
 	}
 	contents := map[string]string{
@@ -851,7 +851,7 @@ func fileRoutes() []Route {
 			Doc: "One complete directory level, or everything below with recursive. The list of a file's path is that file; " +
 				"the list of a path without a " +
 				"file, or of an unknown thread, is empty. The list shows the newest version, also while an execution runs, and " +
-				"later uploads; or the version of the request, 404 if it is not stored. " +
+				"later uploads. With version, it shows that version, 404 if it is not stored. " +
 				"Names that are not UTF-8 contain U+FFFD. Of a storage connection, an API key with a prefix sees what is below " +
 				"it and the directories " +
 				"that lead there; a connection that the key does not have is a 404. Only the entries of threads and volumes are " +
@@ -882,9 +882,9 @@ func fileRoutes() []Route {
 			Scope: proto.ScopeFiles, Summary: "Get a URL to download a file from",
 			Doc: "The URL is valid for 15 minutes. It needs no API key, but it ends when the key that requested " +
 				"it is revoked or loses the storage connection. It returns the content at the time of the " +
-				"download, or with a version the content of that. Links are not followed. With inline, pages of this " +
-				"server can show the file: the answer has its media type and a Content-Security-Policy with which it " +
-				"runs no scripts and sends no requests.",
+				"download, or that of the version. Links are not followed. With inline, pages of this " +
+				"server can show the file: the answer has its media type, and a Content-Security-Policy that " +
+				"prevents scripts and requests.",
 			Request:   FileDownloadRequest{FileRequest: file, Path: "data/out.csv"},
 			Responses: ok("The URL.", SignedURL{signed.URL, http.MethodGet, []Header{}, signed.ExpiresAt}), Errors: fileErrors,
 		},
@@ -892,8 +892,8 @@ func fileRoutes() []Route {
 			Method: http.MethodPost, Path: "/v1/files/compare", ID: "compareFiles", Tag: tagFiles, Scope: proto.ScopeFiles,
 			Summary: "Compare two versions",
 			Doc: "What was added, removed or changed between two versions of a thread or a volume: types, permissions, " +
-				"contents and the targets of links, but not times. If the path is that of a text file, the answer has its " +
-				"unified diff too. 404 if a version is not stored, or if neither has the path. Buckets and directories have " +
+				"contents and the targets of links, but not times. If the path is that of a text file, the answer also has " +
+				"its unified diff. 404 if a version is not stored, or if neither has the path. Buckets and directories have " +
 				"no versions.",
 			Request: FileCompareRequest{FileRequest: file, From: 1, To: 2, Path: "data/in.csv"},
 			Responses: ok("The difference.", FileDifference{

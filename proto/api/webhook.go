@@ -225,11 +225,11 @@ func NewDelivery(d *proto.Delivery) Delivery {
 	return delivery
 }
 
-// DeliveryRequest is the request of an attempt. Its URL is the delivery's, and its body can be read by
-// itself.
+// DeliveryRequest is the request of an attempt. Its URL is that of the delivery, and another route
+// returns its body.
 type DeliveryRequest struct {
 	Method  string            `json:"method" enum:"POST"`
-	Headers map[string]string `json:"headers" doc:"Those that bullpen set. [redacted] stands for signatures."`
+	Headers map[string]string `json:"headers" doc:"The headers that bullpen set. [redacted] replaces signatures."`
 }
 
 // NewDeliveryAttempt returns the form of an attempt.

@@ -4,7 +4,6 @@ package activity
 import (
 	"context"
 	"log/slog"
-	"time"
 
 	"golang.org/x/sync/errgroup"
 
@@ -12,20 +11,15 @@ import (
 	"github.com/bullpen-run/bullpen/scheduler/store"
 )
 
-const (
-	minPause = 200 * time.Millisecond
-	maxPause = 5 * time.Second
-)
-
-// Follower reports changes of executions from the streams of jobs and records, each of which has
-// the changes by all processes.
+// Follower reports changes of executions, by whichever process. It follows the streams of jobs and
+// of records.
 type Follower struct {
 	Store *store.Store
-	// OnChange is called for each change of an execution, and for a change of unknown ones when
-	// some may have been missed.
+	// OnChange is called for each change of an execution, and without an id when changes may have
+	// been missed.
 	OnChange func(proto.Change)
-	// OnQueued is called with each execution that was accepted, and OnEnded with each that has
-	// ended, without output.
+	// OnQueued is called with each accepted execution. OnEnded is called with each execution that has
+	// ended, without its output.
 	OnQueued func(*proto.Meta)
 	OnEnded  func(*proto.Record)
 	Log      *slog.Logger
@@ -35,22 +29,7 @@ type Follower struct {
 
 // Run reports the changes from now on until ctx is done. It always returns nil.
 func (f *Follower) Run(ctx context.Context) error {
-	pause := minPause
-	for ctx.Err() == nil {
-		began := time.Now()
-		err := f.follow(ctx)
-		if time.Since(began) > maxPause {
-			pause = minPause
-		}
-		if ctx.Err() == nil && f.Store.Conn.IsConnected() { // else the lost connection is logged already
-			f.Log.Warn("changes of executions are late, will retry", "error", err, "in_ms", pause.Milliseconds())
-		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(pause):
-		}
-		pause = min(2*pause, maxPause)
-	}
+	f.Store.KeepFollowing(ctx, f.Log, "changes of executions are late, will retry", f.follow)
 	return nil
 }
 
@@ -92,8 +71,8 @@ func (f *Follower) record(ctx context.Context, m *store.Message) {
 	}
 }
 
-// read calls handle with the messages of a stream that are stored from now on, or after the last
-// one that was read.
+// read calls handle with the messages after the last one that was read. The first time, it begins
+// with the next message to be stored.
 func (f *Follower) read(ctx context.Context, st store.Stream, last *uint64, handle func(*store.Message)) error {
 	r := store.Range{New: true}
 	if *last > 0 {

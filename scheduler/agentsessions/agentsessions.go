@@ -36,9 +36,10 @@ func Open(ctx context.Context, st *store.Store, log *slog.Logger) (*Sessions, er
 	s := &Sessions{Logs: agentlogs.Logs{Store: st}}
 	var err error
 	s.stored, err = store.OpenCollection(ctx, store.CollectionConfig[proto.AgentSession]{
-		Store: st, Bucket: st.AgentSessions, Keys: "*.*", Name: "agent sessions", Kind: proto.ChangedAgentSessions, DropMalformed: true, Log: log,
+		Store: st, Bucket: st.AgentSessions, Keys: "*.*", Name: "agent sessions", DropMalformed: true, Log: log,
+		Kind: proto.ChangedAgentSessions, PublicID: func(x *proto.AgentSession) string { return x.ID },
 		Order: func(x *proto.AgentSession) string { return store.NewestFirst(x.CreatedAt) },
-		Check: checkLimit, PublicID: func(x *proto.AgentSession) string { return x.ID },
+		Check: checkLimit,
 		OnChange: engine.Watch(&s.queue, "", func(known, x *proto.AgentSession) bool {
 			if x != nil {
 				*known = *x

@@ -48,8 +48,8 @@ func Open(ctx context.Context, st *store.Store, blobs Blobs, log *slog.Logger) (
 	b := &Batches{content: &Content{Blobs: blobs}}
 	var err error
 	if b.definitions, err = store.OpenCollection(ctx, store.CollectionConfig[proto.Batch]{
-		Store: st, Bucket: st.Batches, Keys: definitionPrefix + "*.*", Name: "batches", Kind: proto.ChangedBatches, Decode: decodeDefinition,
-		DropMalformed: true, Log: log,
+		Store: st, Bucket: st.Batches, Keys: definitionPrefix + "*.*", Name: "batches", Decode: decodeDefinition,
+		Kind: proto.ChangedBatches, DropMalformed: true, Log: log,
 		Order: func(b *proto.Batch) string { return store.NewestFirst(b.CreatedAt) }, Check: checkLimits,
 		OnChange: engine.Watch(&b.queue, definitionPrefix, func(e *entry, d *proto.Batch) bool {
 			e.batch = d
@@ -59,7 +59,8 @@ func Open(ctx context.Context, st *store.Store, blobs Blobs, log *slog.Logger) (
 		return nil, err
 	}
 	b.states, err = store.OpenCollection(ctx, store.CollectionConfig[proto.BatchState]{
-		Store: st, Bucket: st.Batches, Keys: statePrefix + "*.*", Name: "states of batches", Kind: proto.ChangedBatches, DropMalformed: true, Log: log,
+		Store: st, Bucket: st.Batches, Keys: statePrefix + "*.*", Name: "states of batches", DropMalformed: true, Log: log,
+		Kind: proto.ChangedBatches,
 		OnChange: engine.Watch(&b.queue, statePrefix, func(e *entry, s *proto.BatchState) bool {
 			e.state = s
 			return e.exists()

@@ -123,21 +123,21 @@ func (s *Store) Replay(ctx context.Context, org string, id proto.TraceID) (*prot
 	return d, nil
 }
 
-// listWindows are the times before a page's end in which List looks for its deliveries, one after the
-// other, before it reads all: a stream can only be read forwards.
-func listWindows() []time.Duration { return []time.Duration{time.Hour, 24 * time.Hour} }
+// listWindows are how far back from the end of a page List looks for its deliveries, in this order.
+// 0 is no limit. A stream can only be read forwards, and usually the last hour has a whole page.
+func listWindows() []time.Duration { return []time.Duration{time.Hour, 24 * time.Hour, 0} }
 
-// listReads is the number of a page's deliveries that List reads at a time.
+// listReads is how many deliveries of a page List reads at a time.
 const listReads = 8
 
-// place is where a page of a list ends: before a message of the stream.
+// place is the end of a page of a list: the message of the stream before which the page ends.
 type place struct {
 	seq uint64
 	at  time.Time // when it was stored
 }
 
-// List returns up to limit deliveries of an organisation, those that changed last first, and where
-// the next page starts: before is empty or an earlier call's next. An empty status selects all.
+// List returns up to limit deliveries of an organisation, most recently changed first. An empty
+// status selects all. before is empty for the first page, and the previous call's next for others.
 func (s *Store) List(
 	ctx context.Context, org string, status proto.DeliveryStatus, before string, limit int,
 ) (page []*proto.Delivery, next string, err error) {
@@ -150,7 +150,7 @@ func (s *Store) List(
 		end.at = time.Unix(0, at)
 	}
 	var found []listed
-	for _, window := range append(listWindows(), 0) {
+	for _, window := range listWindows() {
 		in := store.Range{Subject: store.DeliveryPattern(org)}
 		if window > 0 {
 			in.Since = end.at.Add(-window)
@@ -179,7 +179,7 @@ func (s *Store) List(
 	if err := reads.Wait(); err != nil {
 		return nil, "", err
 	}
-	seen := map[proto.TraceID]bool{} // one that changed while it was read may be there twice
+	seen := map[proto.TraceID]bool{} // a delivery that changed meanwhile may have been found twice
 	for _, d := range read {
 		if d != nil && (status == "" || d.Status == status) && !seen[d.TraceID] {
 			seen[d.TraceID] = true
@@ -195,7 +195,7 @@ type listed struct {
 	id proto.TraceID
 }
 
-// lastBefore returns the last deliveries in r before end, up to limit, the oldest first.
+// lastBefore returns the last deliveries in r before end, up to limit, oldest first.
 func (s *Store) lastBefore(
 	ctx context.Context, r store.Range, status proto.DeliveryStatus, end place, limit int,
 ) (last []listed, err error) {

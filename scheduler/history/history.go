@@ -24,8 +24,6 @@ const (
 	expireEvery = 10 * time.Second
 	expirePause = 20 * time.Millisecond // between the transactions that remove expired executions
 	presentEach = time.Second           // how often an idle index is looked for
-	minPause    = 200 * time.Millisecond
-	maxPause    = 5 * time.Second
 	// freshTimeout bounds how long a list waits for the index.
 	freshTimeout = 2 * time.Second
 	pollEvery    = 20 * time.Millisecond
@@ -94,25 +92,7 @@ func (h *History) Run(ctx context.Context) error {
 
 // keep follows the streams, restarting after errors, until ctx is done.
 func (h *History) keep(ctx context.Context) {
-	pause := minPause
-	for ctx.Err() == nil {
-		began := time.Now()
-		err := h.follow(ctx)
-		if ctx.Err() != nil {
-			return
-		}
-		if time.Since(began) > maxPause {
-			pause = minPause
-		}
-		if h.Store.Conn.IsConnected() { // else the lost connection is logged already
-			h.Log.Warn("index of executions not up to date, will retry", "error", err, "in_ms", pause.Milliseconds())
-		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(pause):
-		}
-		pause = min(2*pause, maxPause)
-	}
+	h.Store.KeepFollowing(ctx, h.Log, "index of executions not up to date, will retry", h.follow)
 }
 
 // report notes the result of a write.

@@ -53,8 +53,8 @@ func Open(ctx context.Context, st *store.Store, log *slog.Logger) (*Pipelines, e
 	p := &Pipelines{store: st}
 	var err error
 	p.states, err = store.OpenCollection(ctx, store.CollectionConfig[proto.PipelineState]{
-		Store: st, Bucket: st.Pipelines, Keys: statePrefix + "*.*", Name: "states of pipelines", Kind: proto.ChangedPipelines,
-		DropMalformed: true, Log: log,
+		Store: st, Bucket: st.Pipelines, Keys: statePrefix + "*.*", Name: "states of pipelines",
+		Kind: proto.ChangedPipelines, DropMalformed: true, Log: log,
 		Order: func(s *proto.PipelineState) string { return store.NewestFirst(s.CreatedAt) },
 		Clone: clone, Check: checkActive, OnChange: engine.Watch(&p.queue, statePrefix, (*entry).set),
 	})

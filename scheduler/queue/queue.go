@@ -140,8 +140,8 @@ func (q *Queue) Summary(ctx context.Context, org string, id proto.TraceID) (*pro
 	return public(q.lookup(ctx, org, id, store.WithoutBody))
 }
 
-// Submitted is Lookup with the request, if the execution keeps it. An execution that has not ended
-// has it in its job only.
+// Submitted is Lookup with the request, if the execution keeps it. Until an execution has ended,
+// only its job has the request.
 func (q *Queue) Submitted(ctx context.Context, org string, id proto.TraceID) (*proto.Record, error) {
 	rec, err := q.Lookup(ctx, org, id)
 	if err != nil || rec.Request != nil || rec.Status.Terminal() {
@@ -151,7 +151,7 @@ func (q *Queue) Submitted(ctx context.Context, org string, id proto.TraceID) (*p
 	if err != nil {
 		return nil, fmt.Errorf("read the request of %s: %w", id, err)
 	}
-	if request == nil { // the job may have been removed since
+	if request == nil { // the execution may have ended since, and its job been removed
 		return q.Lookup(ctx, org, id)
 	}
 	submitted := *rec

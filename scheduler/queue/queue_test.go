@@ -254,7 +254,8 @@ func (w *world) eventually(what string, ok func() bool) {
 	}
 }
 
-// The request can be read as long as the execution, whoever ends it, and whether or not it has started.
+// The request can be read as long as the execution, whoever ends it, and whether or not it has
+// started.
 func TestRequestIsKept(t *testing.T) {
 	w := newShortWorld(t)
 	newJob := func() *proto.Job {

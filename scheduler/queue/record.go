@@ -45,11 +45,12 @@ func terminal(rec *proto.Record, r proto.Result, now time.Time) *proto.Record {
 }
 
 // writeRecord stores rec if the record has the given revision, and returns the new one. A terminal
-// record is stored with the request, which only the job has so far.
+// record is stored with the request, which only the job has until then.
 func (q *Queue) writeRecord(ctx context.Context, rec *proto.Record, revision uint64) (uint64, error) {
 	if rec.Status.Terminal() && rec.Request == nil {
 		kept := *rec
-		// Best effort: the execution ends with or without it. A job stored apart is usually too large.
+		// Best effort: the execution ends with or without it. The body of a job that is stored apart is
+		// not read: its request is usually too large to be kept.
 		kept.Request, _ = q.jobRequest(ctx, &rec.Meta, store.WithoutBody)
 		rec = &kept
 	}

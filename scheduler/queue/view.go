@@ -81,7 +81,7 @@ func (t *term) answerQueue(m *nats.Msg) {
 	go t.reply(m, view)
 }
 
-// viewOrgs returns the next organisations by name that have something queued or running.
+// viewOrgs returns the next organisations, by name, that have something queued or running.
 func (t *term) viewOrgs(after string) (list []proto.OrgQueue) {
 	for _, org := range slices.Sorted(maps.Keys(t.queue.orgs)) {
 		o := t.queue.orgs[org]

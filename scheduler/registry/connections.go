@@ -19,8 +19,8 @@ type Connections struct {
 // OpenConnections reads all connections.
 func OpenConnections(ctx context.Context, st *store.Store, log *slog.Logger) (*Connections, error) {
 	all, err := store.OpenCollection(ctx, store.CollectionConfig[proto.Connection]{
-		Store: st, Bucket: st.Connections, Keys: "*.*", Name: "storage connections", Kind: proto.ChangedConnections, Log: log,
-		Clone: cloneConnection, Order: store.ByKey[proto.Connection],
+		Store: st, Bucket: st.Connections, Keys: "*.*", Name: "storage connections", Log: log,
+		Kind: proto.ChangedConnections, Clone: cloneConnection, Order: store.ByKey[proto.Connection],
 		Check: func(_ *proto.Connection, others []*proto.Connection) error {
 			if len(others) >= proto.MaxConnections {
 				return proto.FieldErrorf("slug", "would be one storage connection too many: an organisation has at most %d",

@@ -79,8 +79,8 @@ func OpenKeys(
 		return nil, fmt.Errorf("open the hash secret of API keys: %w", err)
 	}
 	k.cache, err = store.OpenCollection(ctx, store.CollectionConfig[storedKey]{
-		Store: st, Bucket: st.Keys, Keys: keyPattern, Name: "API keys", Kind: proto.ChangedKeys, Decode: decodeKey, OnChange: k.index, Log: log,
-		OneScope: true, ByID: true,
+		Store: st, Bucket: st.Keys, Keys: keyPattern, Name: "API keys", Decode: decodeKey, OnChange: k.index, Log: log,
+		Kind: proto.ChangedKeys, OneScope: true, ByID: true,
 		Org:   func(s *storedKey) string { return s.Org },
 		Order: func(s *storedKey) string { return store.OldestFirst(s.CreatedAt) },
 	})

@@ -20,7 +20,8 @@ type Members struct {
 // OpenMembers reads all members.
 func OpenMembers(ctx context.Context, st *store.Store, log *slog.Logger) (*Members, error) {
 	all, err := store.OpenCollection(ctx, store.CollectionConfig[proto.Member]{
-		Store: st, Bucket: st.Members, Keys: "*.*", ByID: true, Name: "members", Kind: proto.ChangedMembers, Log: log, Check: checkMember,
+		Store: st, Bucket: st.Members, Keys: "*.*", ByID: true, Name: "members", Log: log, Check: checkMember,
+		Kind:          proto.ChangedMembers,
 		Order:         func(m *proto.Member) string { return store.OldestFirst(m.CreatedAt) },
 		DropMalformed: true, // or a member would keep the rights of an earlier revision
 	})

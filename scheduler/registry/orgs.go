@@ -19,7 +19,8 @@ type Orgs struct{ *store.Collection[proto.Org] }
 // OpenOrgs reads all organisations.
 func OpenOrgs(ctx context.Context, st *store.Store, log *slog.Logger) (*Orgs, error) {
 	all, err := store.OpenCollection(ctx, store.CollectionConfig[proto.Org]{
-		Store: st, Bucket: st.Orgs, Keys: "*", Name: "organisations", Kind: proto.ChangedOrgs, Order: store.ByKey[proto.Org], Log: log,
+		Store: st, Bucket: st.Orgs, Keys: "*", Name: "organisations", Order: store.ByKey[proto.Org], Log: log,
+		Kind: proto.ChangedOrgs,
 	})
 	return &Orgs{all}, err
 }

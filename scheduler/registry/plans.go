@@ -21,7 +21,8 @@ type Plans struct {
 // OpenPlans reads all stored plans.
 func OpenPlans(ctx context.Context, st *store.Store, log *slog.Logger) (*Plans, error) {
 	all, err := store.OpenCollection(ctx, store.CollectionConfig[proto.Plan]{
-		Store: st, Bucket: st.Plans, Keys: "*", Name: "plans", Kind: proto.ChangedPlans, Order: store.ByKey[proto.Plan], Log: log,
+		Store: st, Bucket: st.Plans, Keys: "*", Name: "plans", Order: store.ByKey[proto.Plan], Log: log,
+		Kind: proto.ChangedPlans,
 	})
 	return &Plans{st, all}, err
 }

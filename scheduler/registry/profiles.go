@@ -28,10 +28,11 @@ func profileKey(name string) string { return strings.ReplaceAll(name, ".", "=") 
 // OpenProfiles reads all profiles.
 func OpenProfiles(ctx context.Context, st *store.Store, log *slog.Logger) (*Profiles, error) {
 	all, err := store.OpenCollection(ctx, store.CollectionConfig[proto.Profile]{
-		Store: st, Bucket: st.Profiles, Keys: "*", Name: "sandbox profiles", Kind: proto.ChangedProfiles, Decode: decodeProfile, Clone: clone,
+		Store: st, Bucket: st.Profiles, Keys: "*", Name: "sandbox profiles", Decode: decodeProfile, Clone: clone,
+		Kind:          proto.ChangedProfiles,
+		PublicID:      func(p *proto.Profile) string { return p.Name },
 		Order:         func(p *proto.Profile) string { return p.Name },
 		DropMalformed: true, // its keys are rejected rather than run in another sandbox
-		PublicID:      func(p *proto.Profile) string { return p.Name },
 		Log:           log,
 	})
 	return &Profiles{st, all}, err

@@ -31,7 +31,8 @@ func Open(ctx context.Context, st *store.Store, log *slog.Logger) (*Sandboxes, e
 	s := new(Sandboxes)
 	var err error
 	s.stored, err = store.OpenCollection(ctx, store.CollectionConfig[proto.LiveSandbox]{
-		Store: st, Bucket: st.Sandboxes, Keys: "*.*", Name: "sandboxes", Kind: proto.ChangedSandboxes, DropMalformed: true, Log: log,
+		Store: st, Bucket: st.Sandboxes, Keys: "*.*", Name: "sandboxes", DropMalformed: true, Log: log,
+		Kind:     proto.ChangedSandboxes,
 		ByID:     true,
 		Order:    func(x *proto.LiveSandbox) string { return store.NewestFirst(x.CreatedAt) },
 		OnChange: engine.Watch(&s.queue, "", (*entry).set),

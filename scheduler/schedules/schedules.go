@@ -47,9 +47,9 @@ func Open(ctx context.Context, st *store.Store, log *slog.Logger) (*Schedules, e
 	s := new(Schedules)
 	var err error
 	if s.definitions, err = store.OpenCollection(ctx, store.CollectionConfig[definition]{
-		Store: st, Bucket: st.Schedules, Keys: definitionPrefix + "*.*", Name: "schedules", Kind: proto.ChangedSchedules, Decode: decodeDefinition,
-		DropMalformed: true,
-		Order:         store.ByKey[definition], Check: checkLimit, Log: log,
+		Store: st, Bucket: st.Schedules, Keys: definitionPrefix + "*.*", Name: "schedules", Decode: decodeDefinition,
+		Kind: proto.ChangedSchedules, DropMalformed: true,
+		Order: store.ByKey[definition], Check: checkLimit, Log: log,
 		OnChange: engine.Watch(&s.queue, definitionPrefix, func(e *entry, d *definition) bool {
 			e.definition = d
 			return e.exists()
@@ -58,8 +58,8 @@ func Open(ctx context.Context, st *store.Store, log *slog.Logger) (*Schedules, e
 		return nil, err
 	}
 	s.states, err = store.OpenCollection(ctx, store.CollectionConfig[proto.ScheduleState]{
-		Store: st, Bucket: st.Schedules, Keys: statePrefix + "*.*", Name: "states of schedules", Kind: proto.ChangedSchedules,
-		DropMalformed: true, Log: log,
+		Store: st, Bucket: st.Schedules, Keys: statePrefix + "*.*", Name: "states of schedules",
+		Kind: proto.ChangedSchedules, DropMalformed: true, Log: log,
 		OnChange: engine.Watch(&s.queue, statePrefix, func(e *entry, state *proto.ScheduleState) bool {
 			e.state = state
 			return e.exists()

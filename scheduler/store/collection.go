@@ -57,10 +57,11 @@ type CollectionConfig[T any] struct {
 	ByID bool
 	// DropMalformed forgets a value when it is replaced by one that cannot be decoded.
 	DropMalformed bool
-	// Kind, if not empty, makes changes of values be reported to [Store.OnChange].
+	// Kind, if not empty, is the kind of objects under which changes are reported to
+	// [Store.OnChange].
 	Kind proto.ChangeKind
-	// PublicID, if not nil, returns the id of a value in these reports. Otherwise it is the end of the
-	// value's key.
+	// PublicID, if not nil, returns the id of a value in these reports. By default it is the last
+	// part of the value's key.
 	PublicID func(*T) string
 	// OnChange, if not nil, is called under the collection's lock when a value has changed. old or
 	// current is nil if there is none.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -52,6 +53,37 @@ func (r Range) consumer() jetstream.ConsumerConfig {
 		cfg.DeliverPolicy, cfg.OptStartTime = jetstream.DeliverByStartTimePolicy, &r.Since
 	}
 	return cfg
+}
+
+const (
+	refollowMinPause = 200 * time.Millisecond
+	refollowMaxPause = 5 * time.Second
+)
+
+// KeepFollowing calls follow again whenever it returns, until ctx is done. The pauses between calls
+// grow while follow returns early. KeepFollowing logs each error with the message, except while
+// NATS is unreachable, which is logged already.
+func (s *Store) KeepFollowing(
+	ctx context.Context, log *slog.Logger, message string, follow func(context.Context) error,
+) {
+	for pause := refollowMinPause; ; pause = min(2*pause, refollowMaxPause) {
+		began := time.Now()
+		err := follow(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		if time.Since(began) > refollowMaxPause {
+			pause = refollowMinPause
+		}
+		if s.Conn.IsConnected() {
+			log.Warn(message, "error", err, "in_ms", pause.Milliseconds())
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(pause):
+		}
+	}
 }
 
 // Follow calls handle with the messages in r without their data, in order and without gaps: first the

@@ -46,8 +46,8 @@ type Store struct {
 	// MaxInline is the size in bytes up to which a body is stored in the message, except for records.
 	MaxInline int
 
-	// OnChange, if not nil, is called when an object of a [Collection] has changed whose changes are
-	// reported. It is set before collections are opened, and must not block.
+	// OnChange, if not nil, is called for each change in a [Collection] that has a Kind. It must be
+	// set before collections are opened, and must not block.
 	OnChange func(proto.Change)
 
 	maxRecord int // the same for records

@@ -26,7 +26,6 @@ const (
 	maxPassed   = 8192 // messages likewise
 	maxCached   = 1024 // entries in memory between two writes
 	writes      = 16   // at a time
-	retryPause  = time.Second
 )
 
 // Counter counts usage, in one process at a time.
@@ -49,16 +48,7 @@ func (c *Counter) Run(ctx context.Context) error {
 
 // Count counts until ctx is done. Another counter may run at the same time.
 func (c *Counter) Count(ctx context.Context) {
-	for ctx.Err() == nil {
-		err := c.follow(ctx)
-		if ctx.Err() == nil && c.Store.Conn.IsConnected() { // else the lost connection is logged already
-			c.Log.Warn("usage not up to date, will retry", "error", err)
-		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(retryPause):
-		}
-	}
+	c.Store.KeepFollowing(ctx, c.Log, "usage not up to date, will retry", c.follow)
 }
 
 // part is usage to add to the entries of an API key, a day and a language.

@@ -22,14 +22,14 @@ const (
 	maxCompared = 64 << 20
 )
 
-// errCompared ends a comparison at one of its limits.
+// errCompared ends a comparison that has reached a limit.
 var errCompared = errors.New("the comparison has reached a limit")
 
 // Compare returns what differs at a path and below it between two versions of a home, in ascending
 // order: kinds, modes, contents and the targets of symlinks. from 0 is an empty home, to 0 the
-// current home including staged files. The path is relative to the home and clean; the empty path is
-// the home. truncated reports that there may be more changes. If a version does not exist, the error
-// is a [*proto.NoVersionError], and if neither has the path, a [*proto.NoFileError].
+// current home including staged files. The path is relative to the home and clean; the empty path
+// is the home. truncated reports that there may be more changes. If a version does not exist, the
+// error is a [*proto.NoVersionError], and if neither has the path, a [*proto.NoFileError].
 func (v *Versions) Compare(
 	ctx context.Context, org, thread string, from, to int64, path string,
 ) (changes []proto.FileChange, truncated bool, err error) {
@@ -75,7 +75,7 @@ type comparison struct {
 	read                      int64 // bytes of content read of each version
 }
 
-// compare compares what is at a path and below it; nil for nothing.
+// compare compares what is at a path and below it. A node is nil if its version has nothing there.
 func (c *comparison) compare(at *layer.Path, a, b *node) error {
 	if c.ctx.Err() != nil {
 		return context.Cause(c.ctx)
@@ -118,7 +118,7 @@ func (n *node) entries() map[string]*node {
 	return n.children
 }
 
-// state returns the form of a node in a change, nil for nothing.
+// state returns the form of a node in a change: nil for no node.
 func (n *node) state() *proto.FileState {
 	if n == nil {
 		return nil
@@ -160,8 +160,8 @@ func (c *content) digest() string {
 	}
 }
 
-// sameContent compares the content of two files with the same holes by reading it. At least one is in
-// a pack, and so are at most [layer.MaxInline] bytes.
+// sameContent compares the content of two files with the same holes by reading it. At least one is
+// in a pack, and so are at most [layer.MaxInline] bytes.
 func (c *comparison) sameContent(a, b *node) (bool, error) {
 	if c.read += a.dense(a.size); c.read > maxCompared {
 		return false, errCompared
@@ -187,11 +187,14 @@ func equalContent(a, b io.Reader) (bool, error) {
 	for {
 		n, err := io.ReadFull(a, before)
 		m, errAfter := io.ReadFull(b, after)
-		if !bytes.Equal(before[:n], after[:m]) {
-			return false, hideNotFound(cmp.Or(ignoreEnd(err), ignoreEnd(errAfter)))
+		if failure := cmp.Or(ignoreEnd(err), ignoreEnd(errAfter)); failure != nil {
+			return false, hideNotFound(failure)
 		}
-		if err != nil || errAfter != nil {
-			return err == nil == (errAfter == nil), hideNotFound(cmp.Or(ignoreEnd(err), ignoreEnd(errAfter)))
+		if !bytes.Equal(before[:n], after[:m]) {
+			return false, nil
+		}
+		if n < step { // both have ended
+			return true, nil
 		}
 	}
 }

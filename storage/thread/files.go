@@ -27,10 +27,11 @@ func (v *Versions) currentTree(ctx context.Context, head *proto.Thread) (*tree, 
 }
 
 // List calls f for every name in a directory of a version of a home, or with recursive for
-// everything below it, in ascending order. It stops at the first error of f and returns it. The path
-// is relative to the home and clean; the empty path is the home. Number 0 is the current home
-// including staged files, and empty for an unknown thread. If there is no such version, the error is
-// a [*proto.NoVersionError]. If the path is not a directory, the error wraps [proto.ErrNotFound].
+// everything below it, in ascending order. It stops at the first error of f and returns it. The
+// path is relative to the home and clean; the empty path is the home. Number 0 is the current home
+// including staged files, and empty for an unknown thread. If there is no such version, the error
+// is a [*proto.NoVersionError]. If the path is not a directory, the error wraps
+// [proto.ErrNotFound].
 func (v *Versions) List(
 	ctx context.Context, org, thread string, number int64, path string, recursive bool, f func(proto.File) error,
 ) error {

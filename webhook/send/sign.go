@@ -48,7 +48,7 @@ func sign(h http.Header, p *Post, at time.Time) error {
 	return nil
 }
 
-// redacted stands for a signature.
+// redacted replaces a signature.
 const redacted = "[redacted]"
 
 // redact returns the headers of a request without its signatures.

@@ -51,7 +51,7 @@ func (d *dataDisk) full() string {
 	return ""
 }
 
-// report returns the space of the disk, nil without a disk or if it cannot be found.
+// report returns the space of the disk. It returns nil without a disk, and if the space is unknown.
 func (d *dataDisk) report() *proto.DiskSpace {
 	if d == nil {
 		return nil

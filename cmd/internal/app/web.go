@@ -13,10 +13,9 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/bullpen-run/bullpen/console"
-
 	"go.opentelemetry.io/otel"
 
+	"github.com/bullpen-run/bullpen/console"
 	"github.com/bullpen-run/bullpen/gateway"
 	"github.com/bullpen-run/bullpen/gateway/admin"
 	"github.com/bullpen-run/bullpen/gateway/changes"
@@ -174,7 +173,8 @@ func (s *system) gateway(ctx context.Context) (*gateway.Server, []part, error) {
 		Profiles: profiles, Preload: &registry.PreloadFailures{Store: s.store}, ImageAdmin: images,
 		Webhooks: s.webhooks.settings, URLs: s.webhooks.guard, Deliveries: s.webhooks.deliveries,
 		WebhookBody: s.cfg.webhookBody,
-		Threads:     threadList{s.threads, s.queue}, Versions: versions, ThreadAdmin: versions, Files: versions, Parts: versions,
+		Threads:     threadList{s.threads, s.queue}, Versions: versions, ThreadAdmin: versions, Files: versions,
+		Parts:   versions,
 		Backups: &backup.Maker{Store: s.store, Version: Version()}, Changes: feed,
 		Home: s.cfg.Home, URLSecret: keys.Derived("URLs of files"),
 		Metrics:   s.metrics.Handler(),

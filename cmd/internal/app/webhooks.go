@@ -45,8 +45,7 @@ func (s *system) openWebhooks(ctx context.Context) (*webhooks, error) {
 		Deliveries: store, Records: s.queue, Settings: settings, Endpoints: settings,
 		Sender:       &send.Sender{Guard: urls, UserAgent: "bullpen/" + Version()},
 		MaxPerOrigin: s.cfg.WebhookConcurrency, MaxPending: s.cfg.maxPendingDeliveries(), Body: s.cfg.webhookBody,
-		Log: s.log,
-		Now: time.Now, OnAttempt: s.metrics.WebhookAttempted,
+		Log: s.log, Now: time.Now, OnAttempt: s.metrics.WebhookAttempted,
 	}}
 	s.metrics.PendingWebhooks(w.dispatcher.Pending)
 	return w, nil
