@@ -15,7 +15,7 @@ export interface Piece {
 }
 
 const maxShown = 1 << 20; // characters of output that the page shows; the newest
-const least = 64; // characters as which each piece and each change of colour counts: it costs as much as a long text
+const least = 32; // characters as which each piece and each change of colour counts: it costs as much as a long text
 
 // OutputLog keeps the end of an output, and calls draw once in a frame in which there is more.
 export class OutputLog {
