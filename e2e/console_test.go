@@ -20,6 +20,7 @@ func testConsole(t *testing.T, p *programs) {
 	t.Run("hostile", func(t *testing.T) { testConsoleHostile(t, sys.in(t), proxy, b) })
 	t.Run("tenants", func(t *testing.T) { testConsoleTenants(t, sys.in(t), proxy, b) })
 	t.Run("webhook", func(t *testing.T) { testConsoleWebhook(t, sys.in(t), hooks, proxy, b) })
+	t.Run("attacks", func(t *testing.T) { testConsoleAttacks(t, sys.in(t), proxy, b) })
 	t.Run("agent", func(t *testing.T) { testConsoleAgent(t, sys.in(t), proxy, b) })
 	t.Run("reader", func(t *testing.T) { testConsoleReader(t, sys.in(t), proxy, b) })
 	t.Run("keyboard", func(t *testing.T) { testConsoleKeyboard(t, sys.in(t), proxy, b) })

@@ -76,6 +76,10 @@ export function address<K extends keyof Calls>(id: K, args: Args<K>): URL {
   return url;
 }
 
+// signedURL returns a URL that the server has signed, at the address at which this page reaches the server: without
+// --public-url, the server does not know the path prefix of a proxy.
+export const signedURL = (url: string) => new URL(url.slice(url.lastIndexOf("/v1/") + 1), base);
+
 // call carries out an operation of the API.
 export function call<K extends keyof Calls>(id: K, args: Args<K>, signal?: AbortSignal): Promise<Answer<K>> {
   const { body, headers } = args as { body?: unknown; headers?: Record<string, string> };

@@ -1,5 +1,5 @@
 // Files of threads and volumes, by the routes that both have.
-import { address, call, send, sendJSON } from "../api/client.ts";
+import { address, call, send, sendJSON, signedURL } from "../api/client.ts";
 import type { FileListRequest } from "../api/schema.ts";
 import type { Source } from "../ui/files.tsx";
 
@@ -14,7 +14,7 @@ export function stored(
 ): Source {
   const at = { source, id, version };
   const signed = async (path: string, inline?: boolean) =>
-    new URL((await call("fileDownloadURL", { body: { ...at, path, inline } })).url);
+    signedURL((await call("fileDownloadURL", { body: { ...at, path, inline } })).url);
   const files: Source = {
     key: `${source}/${id}/${version ?? ""}`,
     kinds: version ? [] : ["threads", "executions"],
@@ -31,16 +31,17 @@ export function stored(
       const body = { source, id, path, content_length: file.size };
       // Slices have no media type, which the URL would have to be made for.
       if (file.size < largeFile) {
-        return send("PUT", (await call("fileUploadURL", { body })).url, { body: file.slice(0) });
+        return send("PUT", signedURL((await call("fileUploadURL", { body })).url), { body: file.slice(0) });
       }
       const upload = await call("createUpload", { body });
+      const url = signedURL(upload.url);
       for (let part = 1; part <= upload.parts; part++) {
         progress(`part ${part} of ${upload.parts}`);
-        await send("PUT", `${upload.url}?part=${part}`, {
+        await send("PUT", `${url}?part=${part}`, {
           body: file.slice((part - 1) * upload.part_size, part * upload.part_size),
         });
       }
-      await sendJSON("POST", upload.url);
+      await sendJSON("POST", url);
     },
     rename: (path, to) => call("renameFile", { body: { source, id, path, to } }),
     remove: (path, recursive) => call("deleteFile", { body: { source, id, path, recursive } }),
