@@ -176,6 +176,40 @@ func testConsoleBudget(t *testing.T, a *api, proxy *front, b *browser) {
 	}
 }
 
+// testConsoleLongList scrolls through a long list: the page has few of its rows, and reads on at the end.
+func testConsoleLongList(t *testing.T, a *api, proxy *front, b *browser) {
+	const executions, maxRows = 230, 120
+	items := make([]request, executions)
+	for i := range items {
+		items[i] = bash("true")
+	}
+	var batch struct{ ID string }
+	a.do(http.MethodPost, "/v1/batches", request{"items": items}).into(t, &batch)
+	eventually(t, "the batch has ended", func() (bool, any) {
+		text := a.get("/v1/batches/" + batch.ID).String()
+		return strings.Contains(text, `"completed"`), text
+	})
+	page := b.open(t, proxy.url)
+	page.signIn(a.key)
+	page.goTo("/executions?batch=" + batch.ID)
+	page.sees("trc_")
+	seen := map[string]bool{}
+	eventually(t, "all rows were seen", func() (bool, any) {
+		rows := evaluate[[]string](page, `(() => {
+			const box = document.querySelector(".rows");
+			box.scrollTop += box.clientHeight / 2;
+			return [...box.querySelectorAll("tbody tr:not(.space)")].map((row) => row.innerText.slice(0, 24));
+		})()`)
+		if len(rows) > maxRows {
+			t.Fatalf("the page has %d rows", len(rows))
+		}
+		for _, id := range rows {
+			seen[id] = true
+		}
+		return len(seen) == executions, len(seen)
+	})
+}
+
 // testConsolePages checks that every page is accessible and fits narrow screens. It stores a
 // screenshot of each in light and dark as an artifact.
 func testConsolePages(t *testing.T, a *api, proxy *front, b *browser) {

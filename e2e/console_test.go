@@ -26,6 +26,7 @@ func testConsole(t *testing.T, p *programs) {
 	t.Run("keyboard", func(t *testing.T) { testConsoleKeyboard(t, sys.in(t), proxy, b) })
 	t.Run("budget", func(t *testing.T) { testConsoleBudget(t, sys.in(t), proxy, b) })
 	t.Run("work", func(t *testing.T) { testConsoleWork(t, sys.in(t), proxy, b) }) // expects no other batches
+	t.Run("long-list", func(t *testing.T) { testConsoleLongList(t, sys.in(t), proxy, b) })
 	t.Run("pages", func(t *testing.T) { testConsolePages(t, sys.in(t), proxy, b) })
 }
 

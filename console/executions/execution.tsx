@@ -3,8 +3,10 @@ import type { Execution as Whole } from "../api/schema.ts";
 import { useLive } from "../app/live.ts";
 import { link, path } from "../app/router.ts";
 import { useMay } from "../app/session.ts";
+import { stored } from "../threads/source.ts";
 import { Action } from "../ui/action.tsx";
 import { Waterfall } from "../ui/chart.tsx";
+import { Files } from "../ui/files.tsx";
 import { Output } from "../ui/output.tsx";
 import { bytes, duration, Facts, Failure, Name, Pairs, Section, Status, Time } from "../ui/text.tsx";
 import { Delivery } from "../webhooks/delivery.tsx";
@@ -14,6 +16,7 @@ const over = (status: string) => status !== "queued" && status !== "running";
 export function Execution({ args: { id } }: { args: Record<string, string> }) {
   const { value: e, error, reload } = useLive((signal) => call("getExecution", { id }, signal), [id], "executions");
   const mayExecute = useMay("execute");
+  const mayFiles = useMay("files");
   if (!e) return <Failure of={error} />;
   return (
     <>
@@ -36,8 +39,22 @@ export function Execution({ args: { id } }: { args: Record<string, string> }) {
           ))}
         </Section>
       )}
+      {e.thread_id && e.completed_at && mayFiles && <HomeFiles id={id} thread={e.thread_id} />}
       {e.webhook_url && <Delivery id={id} />}
     </>
+  );
+}
+
+// HomeFiles shows the files of the thread as the execution left them, as long as that version is kept.
+function HomeFiles({ id, thread }: { id: string; thread: string }) {
+  const { value: t, error } = useLive((signal) => call("getThread", { id: thread }, signal), [thread], "executions");
+  const version = t?.versions.find((v) => v.trace_id === id)?.number;
+  return (
+    <Section title="Files">
+      <Failure of={error} />
+      {t && !version && <p class="faint">It stored no version of the thread, or that version is no longer kept.</p>}
+      {version && <Files of={stored("thread", thread, version, false)} />}
+    </Section>
   );
 }
 
