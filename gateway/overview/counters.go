@@ -146,8 +146,14 @@ func (c *Counters) lastHour(org string) *hour {
 	return h
 }
 
-// histogram counts values in buckets of exponentially growing width.
-type histogram map[uint8]int
+// histogram counts values by buckets whose limits grow by growth. It has those with values, in order:
+// most organisations use few in a minute.
+type histogram []bucket
+
+type bucket struct {
+	count uint32
+	limit uint8 // the index of its limit
+}
 
 // limits are the upper limits of the buckets: the values of bucket i are above limits[i-1] and at
 // most limits[i]. The last bucket also has all larger values.
@@ -160,35 +166,40 @@ var limits = func() (limits [256]float64) { // read only
 	return limits
 }()
 
-// add counts a value. A negative value, which comes from clocks that differ, counts as 0.
-func (h histogram) add(v int64) {
+// add counts a value. A negative one, by clocks that differ, counts as 0.
+func (h *histogram) add(v int64) {
 	i, _ := slices.BinarySearch(limits[:], float64(max(0, v)))
-	h[uint8(min(i, len(limits)-1))]++
+	h.merge(histogram{{1, uint8(min(i, len(limits)-1))}})
 }
 
-func (h histogram) merge(other histogram) {
-	for i, n := range other {
-		h[i] += n
+func (h *histogram) merge(other histogram) {
+	for _, b := range other {
+		i, ok := slices.BinarySearchFunc(*h, b.limit, func(b bucket, limit uint8) int { return int(b.limit) - int(limit) })
+		if ok {
+			(*h)[i].count += b.count
+		} else {
+			*h = slices.Insert(*h, i, b)
+		}
 	}
 }
 
-// quantile returns the value that a share of all values does not exceed, within 5 %. ok is false if
-// there are no values.
+// quantile returns the value below or at which a share of all values are, within 5 %. ok is false
+// without values.
 func (h histogram) quantile(share float64) (value float64, ok bool) {
-	count := 0
-	for _, n := range h {
-		count += n
+	count := 0.0
+	for _, b := range h {
+		count += float64(b.count)
 	}
 	if count == 0 {
 		return 0, false
 	}
-	left := share * float64(count)
-	for _, i := range slices.Sorted(maps.Keys(h)) {
-		if left -= float64(h[i]); left <= 0 {
-			if i <= 1 {
-				return limits[i], true
+	left := share * count
+	for _, b := range h {
+		if left -= float64(b.count); left <= 0 {
+			if b.limit <= 1 {
+				return limits[b.limit], true
 			}
-			return (limits[i-1] + limits[i]) / 2, true
+			return (limits[b.limit-1] + limits[b.limit]) / 2, true
 		}
 	}
 	return limits[len(limits)-1], true

@@ -1,7 +1,9 @@
 package overview
 
 import (
+	"fmt"
 	"math"
+	"runtime"
 	"testing"
 	"time"
 
@@ -98,4 +100,25 @@ func TestLastHour(t *testing.T) {
 	if len(c.orgs) != 2 || len(c.orgs["b"]) != 1 {
 		t.Errorf("kept %v", c.orgs)
 	}
+}
+
+// Organisations with few executions take little memory.
+func TestMemoryOfManyOrganisations(t *testing.T) {
+	const orgs = 500
+	c, clock := newTestCounters()
+	var before, after runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&before)
+	for range span {
+		for i := range orgs {
+			c.Ended(ended(fmt.Sprint(i), clock.at, time.Second, time.Duration(i)*time.Second))
+		}
+		clock.at = clock.at.Add(time.Minute)
+	}
+	runtime.GC()
+	runtime.ReadMemStats(&after)
+	if each := (int64(after.HeapAlloc) - int64(before.HeapAlloc)) / orgs / span; each > 600 {
+		t.Errorf("a minute of an organisation takes %d bytes", each)
+	}
+	runtime.KeepAlive(c)
 }
