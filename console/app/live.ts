@@ -4,15 +4,36 @@ import { useCallback, useContext, useEffect, useRef, useState } from "preact/hoo
 import { ApiError, base } from "../api/client.ts";
 import { follow, type StreamState } from "../api/events.ts";
 
-// Changes is the stream of changes of one signed-in page.
+// Changes is the stream of changes of one signed-in page. It is closed while the page is hidden: over HTTP/1.1, browsers
+// have six connections to a server, which six such pages would hold.
 export class Changes {
   state: StreamState = "connecting";
   since = Date.now(); // of the state
   private readonly listeners = new Set<(kinds: string[] | null) => void>();
   private readonly watchers = new Set<() => void>();
-  private readonly stop = new AbortController();
+  private stop?: AbortController;
+  private missed = false; // whether there may have been changes without a stream
 
   start() {
+    this.missed = document.hidden;
+    document.addEventListener("visibilitychange", this.follow);
+    this.follow();
+  }
+
+  close() {
+    document.removeEventListener("visibilitychange", this.follow);
+    this.stop?.abort();
+  }
+
+  private follow = () => {
+    if (document.hidden === !this.stop) return;
+    if (document.hidden) {
+      this.stop!.abort();
+      this.stop = undefined;
+      this.missed = true;
+      return;
+    }
+    this.stop = new AbortController();
     follow({
       url: () => new URL("v1/changes", base),
       signal: this.stop.signal,
@@ -22,18 +43,15 @@ export class Changes {
         if (event.kinds) this.tell(event.kinds);
       },
       onState: (state) => {
-        const again = state === "live" && this.state === "stale";
+        const again = state === "live" && this.missed;
+        this.missed = state === "stale" || this.missed && !again;
         this.state = state;
         this.since = Date.now();
         this.watchers.forEach((f) => f());
         if (again) this.tell(null); // of what changed in between nothing is known
       },
     });
-  }
-
-  close() {
-    this.stop.abort();
-  }
+  };
 
   // on calls f with the kinds that have changed, and with null if any may have.
   on(f: (kinds: string[] | null) => void): () => void {
