@@ -6,7 +6,7 @@ globalThis.requestAnimationFrame = () => ++frames;
 
 Deno.test("what is kept of an output is bounded, whatever it consists of", () => {
   const colours = "\x1b[31mx\x1b[0my".repeat(1000);
-  for (const [piece, times] of [["x".repeat(1 << 16), 20], [colours, 20], ["x", 20_000], ["", 20_000]] as const) {
+  for (const [piece, times] of [["x".repeat(1 << 16), 20], [colours, 20], ["x", 40_000], ["", 40_000]] as const) {
     const log = new OutputLog(() => {});
     for (let i = 0; i < times; i++) log.add(i % 2 ? "stdout" : "stderr", piece);
     const spans = log.pieces.reduce((sum, p) => sum + p.spans.length, 0);
