@@ -24,7 +24,8 @@ func testConsoleAttacks(t *testing.T, a *api, proxy *front, b *browser) {
 	}
 	t.Run("ids", func(t *testing.T) {
 		page := open(t)
-		if r := own.do(http.MethodPut, "/v1/webhook", request{"url": "https://hooks.example.com"}); r.status != http.StatusOK {
+		settings := request{"url": "https://hooks.example.com"}
+		if r := own.do(http.MethodPut, "/v1/webhook", settings); r.status != http.StatusOK {
 			t.Fatal(r)
 		}
 		page.goTo("/webhooks/..") // of which the address would be that of the key's settings
@@ -63,7 +64,8 @@ for name in ["x.svg", "x.html", "<img src=x onerror=hacked=1>", "a\nb", "..%2f..
 				t.Errorf("the frame of %s is not confined", name)
 			}
 		}
-		if evaluate[bool](page, "'hacked' in window") || !strings.HasPrefix(evaluate[string](page, "location.href"), page.home) {
+		at := evaluate[string](page, "location.href")
+		if evaluate[bool](page, "'hacked' in window") || !strings.HasPrefix(at, page.home) {
 			t.Error("a file was interpreted")
 		}
 	})

@@ -488,15 +488,39 @@ func (u *keyUses) LastUsed(_, key string) (time.Time, bool) {
 	return at.(time.Time), true
 }
 
+// stores guards the registries that streams read while requests change them.
+var stores sync.Mutex
+
+// lookUp returns a value of a registry.
+func lookUp[T any](l map[string]T, key string) (T, error) {
+	stores.Lock()
+	defer stores.Unlock()
+	v, ok := l[key]
+	if !ok {
+		return v, proto.ErrNotFound
+	}
+	return v, nil
+}
+
+// put stores a value in a registry.
+func put[T any](l map[string]T, key string, v T) {
+	stores.Lock()
+	defer stores.Unlock()
+	l[key] = v
+}
+
+// drop removes a value from a registry.
+func drop[T any](l map[string]T, key string) {
+	stores.Lock()
+	defer stores.Unlock()
+	delete(l, key)
+}
+
 // orgStore replaces the registry of organisations.
 type orgStore map[string]proto.Org
 
 func (l orgStore) Org(_ context.Context, name string) (proto.Org, error) {
-	o, ok := l[name]
-	if !ok {
-		return o, proto.ErrNotFound
-	}
-	return o, nil
+	return lookUp(l, name)
 }
 
 func (l orgStore) Page(org, after string, limit int, keep func(*proto.Org) bool) ([]proto.Org, string) {
@@ -505,10 +529,10 @@ func (l orgStore) Page(org, after string, limit int, keep func(*proto.Org) bool)
 }
 
 func (l orgStore) Create(_ context.Context, o proto.Org) error {
-	if _, ok := l[o.Name]; ok {
+	if _, err := lookUp(l, o.Name); err == nil {
 		return proto.ErrExists
 	}
-	l[o.Name] = o
+	put(l, o.Name, o)
 	return nil
 }
 
@@ -518,7 +542,7 @@ func (l orgStore) Change(ctx context.Context, name string, change func(*proto.Or
 		err = change(&o)
 	}
 	if err == nil {
-		l[name] = o
+		put(l, name, o)
 	}
 	return o, err
 }
@@ -598,11 +622,7 @@ func (l memberStore) Remove(ctx context.Context, id string, check func(proto.Mem
 type sessionStore map[string]proto.Session
 
 func (l sessionStore) Session(_ context.Context, token string) (proto.Session, error) {
-	s, ok := l[proto.SessionID(token)]
-	if !ok {
-		return s, proto.ErrNotFound
-	}
-	return s, nil
+	return lookUp(l, proto.SessionID(token))
 }
 
 func (l sessionStore) Page(org, after string, limit int, keep func(*proto.Session) bool) ([]proto.Session, string) {
@@ -614,23 +634,21 @@ func (l sessionStore) Page(org, after string, limit int, keep func(*proto.Sessio
 func (l sessionStore) Create(_ context.Context, s proto.Session) (proto.Session, string, error) {
 	token := proto.NewSessionToken(&[32]byte{1})
 	s.ID, s.CreatedAt, s.UsedAt = proto.SessionID(token), time.Now(), time.Now()
-	l[s.ID] = s
+	put(l, s.ID, s)
 	return s, token, nil
 }
 
 func (l sessionStore) Use(_ context.Context, id string) error {
-	s := l[id]
+	s, err := lookUp(l, id)
 	s.UsedAt = time.Now()
-	l[id] = s
-	return nil
+	put(l, id, s)
+	return err
 }
 
 func (l sessionStore) End(_ context.Context, id string) error {
-	if _, ok := l[id]; !ok {
-		return proto.ErrNotFound
-	}
-	delete(l, id)
-	return nil
+	_, err := lookUp(l, id)
+	drop(l, id)
+	return err
 }
 
 // planStore replaces the registry of plans.

@@ -51,7 +51,11 @@ export function Audit() {
     <label>
       {name}
       <br />
-      <input value={filter[name] ?? ""} size={17} placeholder={placeholder} spellcheck={false}
+      <input
+        value={filter[name] ?? ""}
+        size={17}
+        placeholder={placeholder}
+        spellcheck={false}
         onChange={(e) => set(name, e.currentTarget.value.trim())} />
     </label>
   );
@@ -67,7 +71,10 @@ export function Audit() {
         <button onClick={list.reload}>Look again</button>
         {global && <Verification />}
       </div>
-      <Table label="Audit records" columns={columns} list={{ ...list, value: list.value && acts(list.value) }}
+      <Table
+        label="Audit records"
+        columns={columns}
+        list={{ ...list, value: list.value && acts(list.value) }}
         keyOf={(r) => String(r.sequence)}
         hrefOf={(r) => link(path("admin", "audit", String(r.sequence)), { at: r.time })}
         empty={<Empty command="bullpen audit list --after 24h">No record matches.</Empty>} />
@@ -82,7 +89,9 @@ function Verification() {
     <Opener label="Verify" title="Verify that no record was altered or removed">
       {() => (
         <>
-          <Form schema="AuditVerifyRequest" label="Verify"
+          <Form
+            schema="AuditVerifyRequest"
+            label="Verify"
             submit={(body) => call("verifyAudit", { body }).then(setFound)} />
           {found && <Verified of={found} />}
         </>
@@ -95,11 +104,23 @@ function Verified({ of: v }: { of: AuditVerification }) {
   const unfinished = v.unfinished.join(", ");
   return (
     <div role="status">
-      {v.problem && <p class="failure"><Name>{v.problem}</Name></p>}
-      <Facts of={[["Chain", <Status of={v.valid ? "intact" : "broken"} />], ["Records", count(v.records)],
-        ["First", v.first], ["Last", v.last], ["Acts without an outcome", unfinished || "none"]]} />
+      {v.problem && (
+        <p class="failure">
+          <Name>{v.problem}</Name>
+        </p>
+      )}
+      <Facts
+        of={[
+          ["Chain", <Status of={v.valid ? "intact" : "broken"} />],
+          ["Records", count(v.records)],
+          ["First", v.first],
+          ["Last", v.last],
+          ["Acts without an outcome", unfinished || "none"],
+        ]} />
       {v.head_hash && (
-        <p class="help">Hash of the last record, to keep outside of this server: <code>{v.head_hash}</code></p>
+        <p class="help">
+          Hash of the last record, to keep outside of this server: <code>{v.head_hash}</code>
+        </p>
       )}
     </div>
   );
@@ -118,15 +139,28 @@ export function AuditRecord({ args: { sequence } }: { args: Record<string, strin
   const begin = link("/admin/audit", { actor: r.actor.id, created_before: new Date(Date.parse(at) + 1).toISOString() });
   return (
     <>
-      <Facts of={[["Action", <code>{r.action}</code>], ["Outcome", outcome(r)], ["Time", <Time at={r.time} />],
-        ["Actor", <a href={begin}><Name>{`${r.actor.name} (${r.actor.id})`}</Name></a>],
-        ["Of", <Name>{r.actor.org}</Name>],
-        ["Object", <Name>{`${r.object.kind} ${r.object.name}`}</Name>],
-        ["Organisation", r.object.org ? <Name>{r.object.org}</Name> : undefined],
-        ["Answer", r.status ?? undefined], ["Error", r.error ?? undefined], ["From", <Name>{r.source_ip}</Name>],
-        ["Client", <Name>{r.user_agent}</Name>], ["Request", <Name>{r.request_id}</Name>],
-        ["Begins with record", r.intent ?? undefined],
-        ["Execution", r.trace_id ? <a href={link(path("executions", r.trace_id))}>{r.trace_id}</a> : undefined]]} />
+      <Facts
+        of={[
+          ["Action", <code>{r.action}</code>],
+          ["Outcome", outcome(r)],
+          ["Time", <Time at={r.time} />],
+          [
+            "Actor",
+            <a href={begin}>
+              <Name>{`${r.actor.name} (${r.actor.id})`}</Name>
+            </a>,
+          ],
+          ["Of", <Name>{r.actor.org}</Name>],
+          ["Object", <Name>{`${r.object.kind} ${r.object.name}`}</Name>],
+          ["Organisation", r.object.org ? <Name>{r.object.org}</Name> : undefined],
+          ["Answer", r.status ?? undefined],
+          ["Error", r.error ?? undefined],
+          ["From", <Name>{r.source_ip}</Name>],
+          ["Client", <Name>{r.user_agent}</Name>],
+          ["Request", <Name>{r.request_id}</Name>],
+          ["Begins with record", r.intent ?? undefined],
+          ["Execution", r.trace_id ? <a href={link(path("executions", r.trace_id))}>{r.trace_id}</a> : undefined],
+        ]} />
       {(r.before || r.after) && (
         <Section title="The object before and after">
           <Difference before={text(r.before)} after={text(r.error && !r.after ? r.before : r.after)} />

@@ -8,7 +8,13 @@ import { type Column, Table } from "../ui/table.tsx";
 import { bytes, count, Empty, Facts, Failure, Name, Pairs, Section, Time } from "../ui/text.tsx";
 
 const to = (page: string, id: string | null | undefined) =>
-  id ? <a href={link(page + encodeURIComponent(id))}><Name>{id}</Name></a> : undefined;
+  id
+    ? (
+      <a href={link(page + encodeURIComponent(id))}>
+        <Name>{id}</Name>
+      </a>
+    )
+    : undefined;
 
 const columns: Column<One>[] = [
   { head: "Id", cell: (d) => <code>{d.id}</code> },
@@ -30,7 +36,11 @@ export function DeadLetters() {
   );
   useEvery(15_000, list.reload);
   return (
-    <Table label="Dead letters" columns={columns} list={list} keyOf={(d) => d.id}
+    <Table
+      label="Dead letters"
+      columns={columns}
+      list={list}
+      keyOf={(d) => d.id}
       hrefOf={(d) => link(path("admin", "dead-letters", d.id))}
       empty={<Empty command="bullpen deadletter list">Every job was started, and every message was one.</Empty>} />
   );
@@ -49,34 +59,56 @@ export function DeadLetter({ args: { id } }: { args: Record<string, string> }) {
             Requeue
           </Action>
         )}
-        <Action danger confirm="Remove the dead letter with its job, for good?"
-          run={() => call("deleteDeadLetter", { id }).then(() => navigate("/admin/dead-letters"))}>Delete</Action>
+        <Action
+          danger
+          confirm="Remove the dead letter with its job, for good?"
+          run={() => call("deleteDeadLetter", { id }).then(() => navigate("/admin/dead-letters"))}>
+          Delete
+        </Action>
       </div>
       <Failure of={error} />
-      <p class="failure"><Name>{d.message}</Name></p>
-      <Facts of={[["Reason", d.reason], ["Since", <Time at={d.set_aside_at} />],
-        ["Organisation", to("/admin/orgs/", d.org)],
-        ["Key", to("/admin/keys/", d.key_id)], ["Attempt", d.attempt ?? undefined],
-        ["Lost workers", d.workers.length ? <Name>{d.workers.join(", ")}</Name> : undefined],
-        ["Requeued as", to("/executions/", d.requeued_as)],
-        ["Requeued", d.requeued_at ? <Time at={d.requeued_at} /> : undefined]]} />
+      <p class="failure">
+        <Name>{d.message}</Name>
+      </p>
+      <Facts
+        of={[
+          ["Reason", d.reason],
+          ["Since", <Time at={d.set_aside_at} />],
+          ["Organisation", to("/admin/orgs/", d.org)],
+          ["Key", to("/admin/keys/", d.key_id)],
+          ["Attempt", d.attempt ?? undefined],
+          ["Lost workers", d.workers.length ? <Name>{d.workers.join(", ")}</Name> : undefined],
+          ["Requeued as", to("/executions/", d.requeued_as)],
+          ["Requeued", d.requeued_at ? <Time at={d.requeued_at} /> : undefined],
+        ]} />
       {e && (
         <Section title="Execution">
-          <Facts of={[["Language", e.language], ["Program", bytes(e.code_bytes)], ["Profile", e.profile],
-            ["Mode", e.delivery_mode],
-            ["Created", <Time at={e.created_at} />], ["Timeout", `${e.timeout} s`],
-            ["Attempts at most", count(e.max_attempts)],
-            ["Thread", to("/threads/", e.thread_id)],
-            ["Webhook", e.webhook_url ? <Name>{e.webhook_url}</Name> : undefined],
-            ["Request", e.request_id ? <Name>{e.request_id}</Name> : undefined],
-            ["Metadata", <Pairs of={e.metadata} />]]} />
+          <Facts
+            of={[
+              ["Language", e.language],
+              ["Program", bytes(e.code_bytes)],
+              ["Profile", e.profile],
+              ["Mode", e.delivery_mode],
+              ["Created", <Time at={e.created_at} />],
+              ["Timeout", `${e.timeout} s`],
+              ["Attempts at most", count(e.max_attempts)],
+              ["Thread", to("/threads/", e.thread_id)],
+              ["Webhook", e.webhook_url ? <Name>{e.webhook_url}</Name> : undefined],
+              ["Request", e.request_id ? <Name>{e.request_id}</Name> : undefined],
+              ["Metadata", <Pairs of={e.metadata} />],
+            ]} />
         </Section>
       )}
       {m && (
         <Section title="Message">
-          <Facts of={[["Subject", <Name>{m.subject}</Name>], ["Size", bytes(m.bytes)],
-            ...Object.entries(m.headers).map(([name, values]): [string, ComponentChildren] =>
-              [name, <Name>{values.join(", ")}</Name>])]} />
+          <Facts
+            of={[
+              ["Subject", <Name>{m.subject}</Name>],
+              ["Size", bytes(m.bytes)],
+              ...Object.entries(m.headers).map((
+                [name, values],
+              ): [string, ComponentChildren] => [name, <Name>{values.join(", ")}</Name>]),
+            ]} />
           <pre class="file" tabIndex={0}><Name>{m.data}</Name></pre>
         </Section>
       )}

@@ -46,7 +46,11 @@ function url(plural: string, id: string, query: Query): URL {
 export function pagesOf<T>(kind: Kind<T>): Page[] {
   const at = "/admin/" + kind.plural;
   const list: Page = {
-    path: at, title: kind.title, view: () => <List kind={kind} />, nav: { group: "Administration" }, scope: "admin",
+    path: at,
+    title: kind.title,
+    view: () => <List kind={kind} />,
+    nav: { group: "Administration" },
+    scope: "admin",
     global: kind.global,
   };
   const title = kind.one[0].toUpperCase() + kind.one.slice(1);
@@ -75,8 +79,12 @@ function List<T>({ kind }: { kind: Kind<T> }) {
     head: "Action",
     class: "acts",
     cell: (object: T) => (
-      <Action danger confirm={remove.question}
-        run={() => send("DELETE", url(plural, id(object), {})).then(list.reload)}>{remove.label}</Action>
+      <Action
+        danger
+        confirm={remove.question}
+        run={() => send("DELETE", url(plural, id(object), {})).then(list.reload)}>
+        {remove.label}
+      </Action>
     ),
   }];
   const hrefOf = (object: T) => link(path("admin", plural, id(object)), { org: kind.org === "address" ? org : "" });
@@ -91,7 +99,12 @@ function List<T>({ kind }: { kind: Kind<T> }) {
         )}
         {kind.org && <OrgChooser all={kind.org === "filter"} />}
       </div>
-      <Table label={kind.title} columns={columns} list={list} keyOf={id} hrefOf={kind.facts && hrefOf}
+      <Table
+        label={kind.title}
+        columns={columns}
+        list={list}
+        keyOf={id}
+        hrefOf={kind.facts && hrefOf}
         empty={<Empty command={kind.empty.command}>{kind.empty.text}</Empty>} />
     </>
   );
@@ -101,14 +114,23 @@ function List<T>({ kind }: { kind: Kind<T> }) {
 export function OrgChooser({ all }: { all: boolean }) {
   const caller = useSession();
   const [org, setOrg] = useParam("org");
-  const { value } = useLive(async (signal) => {
-    return caller.global ? (await call("listOrgs", { limit: 100 }, signal)).orgs : [];
-  }, [], "orgs");
+  const { value } = useLive(
+    async (signal) => {
+      return caller.global ? (await call("listOrgs", { limit: 100 }, signal)).orgs : [];
+    },
+    [],
+    "orgs",
+  );
   if (!caller.global) return null;
   return (
     <label>
       organisation{" "}
-      <input list="orgs" value={org} placeholder={all ? "all" : caller.org} size={20} spellcheck={false}
+      <input
+        list="orgs"
+        value={org}
+        placeholder={all ? "all" : caller.org}
+        size={20}
+        spellcheck={false}
         autocomplete="off"
         onChange={(e) => setOrg(e.currentTarget.value.trim())} />
       <datalist id="orgs">{value?.map((o) => <option key={o.name} value={o.name}>{o.title}</option>)}</datalist>
@@ -141,14 +163,20 @@ function Create<T>({ kind, org, close, reload }: {
         <div class="form">
           {kind.org && <p class="help">Of the organisation {org || caller.org}.</p>}
           <div class="field">
-            <label for="new-name">name<span class="faint"> (required)</span></label>
+            <label for="new-name">
+              name<span class="faint">(required)</span>
+            </label>
             <input id="new-name" value={name} spellcheck={false} onInput={(e) => setName(e.currentTarget.value)} />
           </div>
         </div>
       )}
       {(!named || name) && (
-        <Form schema={schema} hidden={hidden} first={kind.first}
-          value={kind.org === "filter" ? { org: org || caller.org } : {}} submit={submit}
+        <Form
+          schema={schema}
+          hidden={hidden}
+          first={kind.first}
+          value={kind.org === "filter" ? { org: org || caller.org } : {}}
+          submit={submit}
           label={`Create ${kind.one}`} />
       )}
     </>
@@ -160,7 +188,9 @@ export function Shown({ label, value, close }: { label: string; value: string; c
   return (
     <>
       <Secret label={label} value={value} />
-      <div class="actions"><button class="primary" onClick={close}>I have stored it</button></div>
+      <div class="actions">
+        <button class="primary" onClick={close}>I have stored it</button>
+      </div>
     </>
   );
 }
@@ -175,10 +205,14 @@ function Detail<T>({ kind, id }: { kind: Kind<T>; id: string }) {
   const caller = useSession();
   const org = useLocation().query.get("org") ?? "";
   const at = url(plural, id, { org });
-  const { value: last, error, reload } = useLive(async (signal): Promise<Tagged<T>> => {
-    const answer = await send("GET", at, { signal });
-    return { object: await answer.json(), tag: answer.headers.get("ETag") };
-  }, [at.href], plural);
+  const { value: last, error, reload } = useLive(
+    async (signal): Promise<Tagged<T>> => {
+      const answer = await send("GET", at, { signal });
+      return { object: await answer.json(), tag: answer.headers.get("ETag") };
+    },
+    [at.href],
+    plural,
+  );
   const value = error?.status === 404 ? undefined : last;
   const change = async ({ tag }: Tagged<T>, settings: Value) => {
     try {
@@ -203,11 +237,16 @@ function Detail<T>({ kind, id }: { kind: Kind<T>; id: string }) {
           </Opener>
         )}
         {changeable && Actions && (
-          <Actions of={value.object} reload={reload} change={(settings) => change(value, settings)} />
+          <Actions
+            of={value.object}
+            reload={reload}
+            change={(settings) => change(value, settings)} />
         )}
         {changeable && kind.remove && (
-          <Action danger confirm={kind.remove.question} run={() =>
-            send("DELETE", at).then(() => kind.fixed ? reload() : navigate("/admin/" + plural, { org }))}>
+          <Action
+            danger
+            confirm={kind.remove.question}
+            run={() => send("DELETE", at).then(() => kind.fixed ? reload() : navigate("/admin/" + plural, { org }))}>
             {kind.remove.label}
           </Action>
         )}
@@ -228,8 +267,12 @@ function Edit<T>({ kind, of, submit }: {
   const [opened] = useState(of);
   const { schema, hidden, value } = kind.replace!;
   return (
-    <Form schema={schema} hidden={hidden} first={kind.first}
-      value={value ? value(opened.object) : { ...opened.object } as Value} label="Save"
+    <Form
+      schema={schema}
+      hidden={hidden}
+      first={kind.first}
+      value={value ? value(opened.object) : { ...opened.object } as Value}
+      label="Save"
       submit={(settings) => submit(opened, settings)} />
   );
 }

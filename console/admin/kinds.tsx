@@ -12,7 +12,13 @@ import { type Kind, Shown } from "./kind.tsx";
 import { useState } from "preact/hooks";
 
 const ref = (plural: string, id: string | null | undefined) =>
-  id ? <a href={link(path("admin", plural, id))}><Name>{id}</Name></a> : undefined;
+  id
+    ? (
+      <a href={link(path("admin", plural, id))}>
+        <Name>{id}</Name>
+      </a>
+    )
+    : undefined;
 const words = (list: string[] | null | undefined) => list?.length ? <Name>{list.join(", ")}</Name> : undefined;
 const limit = (n: number | null | undefined) => n ? count(n) : "no limit";
 const yes = (b: boolean | undefined) => b ? "yes" : "no";
@@ -20,7 +26,11 @@ const yes = (b: boolean | undefined) => b ? "yes" : "no";
 const stateOf = (o: Org) => o.deleting_at ? "deleting" : o.suspended ? "suspended" : "active";
 
 export const orgs: Kind<Org> = {
-  plural: "orgs", title: "Organisations", one: "organisation", id: (o) => o.name, changedByGlobal: true,
+  plural: "orgs",
+  title: "Organisations",
+  one: "organisation",
+  id: (o) => o.name,
+  changedByGlobal: true,
   columns: [
     { head: "Name", cell: (o) => o.name },
     { head: "Title", cell: (o) => <Name>{o.title}</Name> },
@@ -29,13 +39,22 @@ export const orgs: Kind<Org> = {
     { head: "Created", cell: (o) => <Time at={o.created_at} /> },
   ],
   facts: (o) => [
-    ["Status", <Status of={stateOf(o)} />], ["Title", <Name>{o.title}</Name>], ["Plan", ref("plans", o.plan)],
-    ["Created", <Time at={o.created_at} />], ["Deletion began", o.deleting_at && <Time at={o.deleting_at} />],
-    ["More", <>
-      {["keys", "members", "secrets", "sessions", "audit"].map((plural) => (
-        <><a href={link("/admin/" + plural, { org: o.name })}>{plural}</a>{" "}</>
-      ))}
-    </>],
+    ["Status", <Status of={stateOf(o)} />],
+    ["Title", <Name>{o.title}</Name>],
+    ["Plan", ref("plans", o.plan)],
+    ["Created", <Time at={o.created_at} />],
+    ["Deletion began", o.deleting_at && <Time at={o.deleting_at} />],
+    [
+      "More",
+      <>
+        {["keys", "members", "secrets", "sessions", "audit"].map((plural) => (
+          <>
+            <a href={link("/admin/" + plural, { org: o.name })}>{plural}</a>
+            {" "}
+          </>
+        ))}
+      </>,
+    ],
   ],
   first: ["name", "title", "plan", "suspended"],
   create: { schema: "OrgRequest" },
@@ -43,8 +62,10 @@ export const orgs: Kind<Org> = {
   remove: { label: "Delete", question: "Delete the organisation with all its data? This cannot be undone." },
   fixed: (o) => !!o.deleting_at,
   Actions: ({ of: { title, plan, suspended }, change }) => (
-    <Action confirm={suspended ? undefined
-      : "Refuse all requests of the organisation's keys? Work accepted before continues."}
+    <Action
+      confirm={suspended
+        ? undefined
+        : "Refuse all requests of the organisation's keys? Work accepted before continues."}
       run={() => change({ title, plan, suspended: !suspended })}>
       {suspended ? "End suspension" : "Suspend"}
     </Action>
@@ -56,29 +77,50 @@ export const orgs: Kind<Org> = {
 // Stored shows how much data an organisation has, also after its deletion.
 function Stored({ org }: { org: string }) {
   const [all, setAll] = useState(false);
-  const { value, error, loading, reload } = useLive((signal) =>
-    call("getOrgData", { name: org }, signal), [org], "orgs");
+  const { value, error, loading, reload } = useLive(
+    (signal) => call("getOrgData", { name: org }, signal),
+    [org],
+    "orgs",
+  );
   const list = { value: value?.data.filter((d) => all || d.count > 0), error, loading };
   return (
-    <Section title={`What is stored: ${value ? count(value.total) : "…"} objects`} actions={<>
-      <button aria-pressed={all} onClick={() => setAll(!all)}>{all ? "Only what there is" : "All kinds"}</button>
-      <button onClick={reload}>Count again</button>
-    </>}>
-      <Table label="What is stored" list={list} keyOf={(d) => d.kind} empty={<p class="empty">Nothing is stored.</p>}
+    <Section
+      title={`What is stored: ${value ? count(value.total) : "…"} objects`}
+      actions={
+        <>
+          <button
+            aria-pressed={all}
+            onClick={() => setAll(!all)}>
+            {all ? "Only what there is" : "All kinds"}
+          </button>
+          <button onClick={reload}>Count again</button>
+        </>
+      }>
+      <Table
+        label="What is stored"
+        list={list}
+        keyOf={(d) => d.kind}
+        empty={<p class="empty">Nothing is stored.</p>}
         columns={[
-        { head: "Kind", cell: (d) => d.kind },
-        { head: "Count", cell: (d) => count(d.count), class: "number" },
-        { head: "Bytes", cell: (d) => d.bytes ? bytes(d.bytes) : "–", class: "number" },
-      ]} />
+          { head: "Kind", cell: (d) => d.kind },
+          { head: "Count", cell: (d) => count(d.count), class: "number" },
+          { head: "Bytes", cell: (d) => d.bytes ? bytes(d.bytes) : "–", class: "number" },
+        ]} />
     </Section>
   );
 }
 
-const quota = (name: string, q: Quota | undefined): [string, string | undefined] =>
-  [name, q && `${limit(q.hard)}${q.soft ? `, warned from ${count(q.soft)}` : ""}`];
+const quota = (
+  name: string,
+  q: Quota | undefined,
+): [string, string | undefined] => [name, q && `${limit(q.hard)}${q.soft ? `, warned from ${count(q.soft)}` : ""}`];
 
 export const plans: Kind<Plan> = {
-  plural: "plans", title: "Plans", one: "plan", id: (p) => p.name, changedByGlobal: true,
+  plural: "plans",
+  title: "Plans",
+  one: "plan",
+  id: (p) => p.name,
+  changedByGlobal: true,
   columns: [
     { head: "Name", cell: (p) => p.name },
     { head: "Title", cell: (p) => <Name>{p.title}</Name> },
@@ -92,14 +134,20 @@ export const plans: Kind<Plan> = {
     { head: "Streaming", cell: (p) => yes(p.streaming) },
   ],
   facts: (p) => [
-    ["Title", <Name>{p.title}</Name>], ["Executions at once", limit(p.concurrent)],
+    ["Title", <Name>{p.title}</Name>],
+    ["Executions at once", limit(p.concurrent)],
     ["Queued at most", limit(p.max_queued)],
-    ["Live sandboxes", limit(p.sandboxes)], ["Longest timeout", `${count(p.max_timeout ?? 86_400)} s`],
-    ["Requests per minute", limit(p.request_rate)], ["Weight in the queue", p.weight], ["Async", yes(p.async)],
-    ["Streaming", yes(p.streaming)], ["Next plan", ref("plans", p.next)],
+    ["Live sandboxes", limit(p.sandboxes)],
+    ["Longest timeout", `${count(p.max_timeout ?? 86_400)} s`],
+    ["Requests per minute", limit(p.request_rate)],
+    ["Weight in the queue", p.weight],
+    ["Async", yes(p.async)],
+    ["Streaming", yes(p.streaming)],
+    ["Next plan", ref("plans", p.next)],
     quota("CPU seconds a month", p.monthly?.cpu_seconds),
     quota("Memory MiB seconds a month", p.monthly?.memory_mib_seconds),
-    quota("Sandbox seconds a month", p.monthly?.sandbox_seconds), quota("Stored bytes", p.monthly?.stored_bytes),
+    quota("Sandbox seconds a month", p.monthly?.sandbox_seconds),
+    quota("Stored bytes", p.monthly?.stored_bytes),
   ],
   first: ["name", "title", "concurrent", "max_queued", "max_timeout", "request_rate", "weight"],
   create: { schema: "PlanRequest" },
@@ -112,7 +160,11 @@ export const plans: Kind<Plan> = {
 };
 
 export const profiles: Kind<Sandbox> = {
-  plural: "profiles", title: "Sandbox profiles", one: "sandbox profile", id: (p) => p.name, changedByGlobal: true,
+  plural: "profiles",
+  title: "Sandbox profiles",
+  one: "sandbox profile",
+  id: (p) => p.name,
+  changedByGlobal: true,
   columns: [
     { head: "Name", cell: (p) => p.name },
     { head: "Image", cell: (p) => p.image || "the server's" },
@@ -123,16 +175,24 @@ export const profiles: Kind<Sandbox> = {
     { head: "Preload", cell: (p) => words(p.preload) ?? "–" },
   ],
   facts: (p) => [
-    ["Image", p.image || "the server's default, or the runtimes of the workers"], ["CPU", p.cpu],
-    ["Memory", bytes(p.memory as string)], ["Processes", p.pids],
-    ["Home directory", bytes(p.disk.home as string)], ["/tmp", bytes(p.disk.tmp as string)],
+    ["Image", p.image || "the server's default, or the runtimes of the workers"],
+    ["CPU", p.cpu],
+    ["Memory", bytes(p.memory as string)],
+    ["Processes", p.pids],
+    ["Home directory", bytes(p.disk.home as string)],
+    ["/tmp", bytes(p.disk.tmp as string)],
     ["Changes of the image", p.disk.root ? bytes(p.disk.root as string) : undefined],
     ["Files in each", count(p.disk.inodes)],
-    ["Output", bytes(p.output as string)], ["Open files", p.open_files], ["Terminals", p.terminals],
+    ["Output", bytes(p.output as string)],
+    ["Open files", p.open_files],
+    ["Terminals", p.terminals],
     ["Network", p.network.policy],
-    ["Allowed", words(p.network.allow)], ["Isolation", p.isolation || undefined],
+    ["Allowed", words(p.network.allow)],
+    ["Isolation", p.isolation || undefined],
     ["System calls", words(p.system_calls)],
-    ["Preload", words(p.preload)], ["Secrets", words(p.secrets)], ["Environment", <Pairs of={p.env} />],
+    ["Preload", words(p.preload)],
+    ["Secrets", words(p.secrets)],
+    ["Environment", <Pairs of={p.env} />],
   ],
   first: ["name", "image", "cpu", "memory", "network", "env"],
   create: { schema: "ProfileRequest" },
@@ -143,13 +203,18 @@ export const profiles: Kind<Sandbox> = {
 };
 
 function Preload({ profile }: { profile: string }) {
-  const { value, error } = useLive((signal) =>
-    call("getProfilePreload", { name: profile }, signal), [profile], "profiles");
+  const { value, error } = useLive(
+    (signal) => call("getProfilePreload", { name: profile }, signal),
+    [profile],
+    "profiles",
+  );
   return (
     <Section title="Preloading">
       <Failure of={error} />
       {value?.error && (
-        <p class="failure"><Time at={value.at} /> on <Name>{value.worker}</Name>: <Name>{value.error}</Name></p>
+        <p class="failure">
+          <Time at={value.at} /> on <Name>{value.worker}</Name>: <Name>{value.error}</Name>
+        </p>
       )}
       {value && !value.error && <p class="faint">No worker has failed to import the modules in the last 24 hours.</p>}
     </Section>
@@ -162,7 +227,11 @@ const mount = (m: KeyMount) => m.connection + (m.prefix ? "/" + m.prefix : "") +
 const scopes = (k: Key) => (k.global ? "global " : "") + k.scopes.join(", ");
 
 export const keys: Kind<Key> = {
-  plural: "keys", title: "API keys", one: "API key", id: (k) => k.id, org: "filter",
+  plural: "keys",
+  title: "API keys",
+  one: "API key",
+  id: (k) => k.id,
+  org: "filter",
   columns: [
     { head: "Id", cell: (k) => <code>{k.id}</code> },
     { head: "Name", cell: (k) => <Name>{k.name}</Name> },
@@ -176,21 +245,32 @@ export const keys: Kind<Key> = {
     { head: "Created", cell: (k) => <Time at={k.created_at} /> },
   ],
   facts: (k) => [
-    ["Status", <Status of={keyState(k)} />], ["Name", <Name>{k.name}</Name>], ["Organisation", ref("orgs", k.org)],
-    ["Scopes", scopes(k)], ["Plan of its own", ref("plans", k.plan)], ["Profile", ref("profiles", k.profile)],
-    ["Further profiles", words(k.profiles)], ["Key", <code>{k.hint}</code>], ["At once", k.concurrent ?? undefined],
+    ["Status", <Status of={keyState(k)} />],
+    ["Name", <Name>{k.name}</Name>],
+    ["Organisation", ref("orgs", k.org)],
+    ["Scopes", scopes(k)],
+    ["Plan of its own", ref("plans", k.plan)],
+    ["Profile", ref("profiles", k.profile)],
+    ["Further profiles", words(k.profiles)],
+    ["Key", <code>{k.hint}</code>],
+    ["At once", k.concurrent ?? undefined],
     ["Longest timeout", k.max_timeout ? `${k.max_timeout} s` : undefined],
     ["Requests per minute", k.request_rate ?? undefined],
-    ["Allowed networks", words(k.allowed_networks)], ["Secrets", words(k.secrets)],
+    ["Allowed networks", words(k.allowed_networks)],
+    ["Secrets", words(k.secrets)],
     ["Mounts", words(k.mounts?.map(mount))],
-    ["Environment", k.env && <Pairs of={k.env} />], ["Created", <Time at={k.created_at} />],
+    ["Environment", k.env && <Pairs of={k.env} />],
+    ["Created", <Time at={k.created_at} />],
     ["Last used", <Time at={k.last_used_at} />],
     ["Expires", k.expires_at ? <Time at={k.expires_at} /> : "never"],
     ["Previous secret works until", k.overlap_until && <Time at={k.overlap_until} />],
     ["Revoked", k.revoked_at ? <Time at={k.revoked_at} /> : undefined],
-    ["More", <>
-      <a href={link("/webhooks", { key: k.id })}>webhook</a> <a href={link("/admin/audit", { actor: k.id })}>audit</a>
-    </>],
+    [
+      "More",
+      <>
+        <a href={link("/webhooks", { key: k.id })}>webhook</a> <a href={link("/admin/audit", { actor: k.id })}>audit</a>
+      </>,
+    ],
   ],
   first: ["name", "org", "scopes", "profile", "plan", "expires_at"],
   create: { schema: "KeyRequest" },
@@ -210,15 +290,21 @@ function Rotate({ id, close, reload }: { id: string; close: () => void; reload: 
   const [secret, setSecret] = useState<string>();
   if (secret) return <Shown label="The new secret of the key." value={secret} close={close} />;
   return (
-    <Form schema="KeyRotation" label="Rotate" submit={(body) =>
-      call("rotateKey", { id, body }).then((k) => (setSecret(k.key), reload()))} />
+    <Form
+      schema="KeyRotation"
+      label="Rotate"
+      submit={(body) => call("rotateKey", { id, body }).then((k) => (setSecret(k.key), reload()))} />
   );
 }
 
 const role = (m: Member) => (m.global ? "global " : "") + m.role;
 
 export const members: Kind<Member> = {
-  plural: "members", title: "Members", one: "member", id: (m) => m.id, org: "filter",
+  plural: "members",
+  title: "Members",
+  one: "member",
+  id: (m) => m.id,
+  org: "filter",
   columns: [
     { head: "Id", cell: (m) => <code>{m.id}</code> },
     { head: "Address", cell: (m) => <Name>{m.email ?? "–"}</Name> },
@@ -228,31 +314,40 @@ export const members: Kind<Member> = {
     { head: "Created", cell: (m) => <Time at={m.created_at} /> },
   ],
   facts: (m) => [
-    ["Address", m.email ? <Name>{m.email}</Name> : undefined], ["Organisation", ref("orgs", m.org)], ["Role", role(m)],
+    ["Address", m.email ? <Name>{m.email}</Name> : undefined],
+    ["Organisation", ref("orgs", m.org)],
+    ["Role", role(m)],
     ["Subject", m.subject ? <Name>{m.subject}</Name> : "not signed in yet"],
     ["Identity provider", m.issuer ? <Name>{m.issuer}</Name> : undefined],
-    ["Created", <Time at={m.created_at} />], ["More", <a href={link("/admin/audit", { actor: m.id })}>audit</a>],
+    ["Created", <Time at={m.created_at} />],
+    ["More", <a href={link("/admin/audit", { actor: m.id })}>audit</a>],
   ],
   first: ["org", "email", "subject", "role", "global"],
   create: { schema: "MemberRequest" },
   replace: { schema: "MemberSettings" },
   remove: { label: "Remove", question: "Remove the member? The member's sessions end. Running executions continue." },
   Note: NoProvider,
-  empty: { text: "Members sign in with a browser. There is none yet.",
-    command: "bullpen member create --org acme --email ada@example.com --role operator" },
+  empty: {
+    text: "Members sign in with a browser. There is none yet.",
+    command: "bullpen member create --org acme --email ada@example.com --role operator",
+  },
 };
 
 function NoProvider() {
   const { value } = useLive((signal) => call("getLogin", {}, signal), []);
-  return value && !value.oidc ? (
-    <p class="failure">Members cannot sign in: the server has no identity provider (--oidc-issuer).</p>
-  ) : null;
+  return value && !value.oidc
+    ? <p class="failure">Members cannot sign in: the server has no identity provider (--oidc-issuer).</p>
+    : null;
 }
 
 const use = (s: Secret) => s.variable ? "as a file or a variable" : "as a file";
 
 export const secrets: Kind<Secret> = {
-  plural: "secrets", title: "Secrets", one: "secret", id: (s) => s.name, org: "address",
+  plural: "secrets",
+  title: "Secrets",
+  one: "secret",
+  id: (s) => s.name,
+  org: "address",
   columns: [
     { head: "Name", cell: (s) => s.name },
     { head: "Size", cell: (s) => bytes(s.bytes), class: "number" },
@@ -262,11 +357,14 @@ export const secrets: Kind<Secret> = {
     { head: "Created", cell: (s) => <Time at={s.created_at} /> },
   ],
   facts: (s) => [
-    ["Organisation", ref("orgs", s.org)], ["Size", bytes(s.bytes)],
+    ["Organisation", ref("orgs", s.org)],
+    ["Size", bytes(s.bytes)],
     ["Programs get it", s.injection ? "never: the worker adds it to their requests" : use(s)],
-    ["Hosts", words(s.injection?.hosts)], ["Header", s.injection && <Name>{s.injection.header}</Name>],
+    ["Hosts", words(s.injection?.hosts)],
+    ["Header", s.injection && <Name>{s.injection.header}</Name>],
     ["Template", s.injection && <Name>{s.injection.template}</Name>],
-    ["Created", <Time at={s.created_at} />], ["Updated", <Time at={s.updated_at} />],
+    ["Created", <Time at={s.created_at} />],
+    ["Updated", <Time at={s.updated_at} />],
   ],
   create: { schema: "SecretRequest", named: true },
   replace: { schema: "SecretRequest", value: (s) => ({ injection: s.injection }) },
@@ -278,7 +376,11 @@ export const secrets: Kind<Secret> = {
 };
 
 export const images: Kind<Image> = {
-  plural: "images", title: "Images", one: "image", id: (i) => i.name, global: true,
+  plural: "images",
+  title: "Images",
+  one: "image",
+  id: (i) => i.name,
+  global: true,
   columns: [
     { head: "Name", cell: (i) => i.name },
     { head: "Size", cell: (i) => bytes(i.size), class: "number" },
@@ -289,12 +391,18 @@ export const images: Kind<Image> = {
     { head: "Created", cell: (i) => <Time at={i.created_at} /> },
   ],
   remove: { label: "Remove", question: "Remove the image?" },
-  empty: { text: "Programs run with the runtimes of the workers. Import an image to have others:",
-    command: "bullpen image import py-3.14 docker.io/library/python:3.14-slim" },
+  empty: {
+    text: "Programs run with the runtimes of the workers. Import an image to have others:",
+    command: "bullpen image import py-3.14 docker.io/library/python:3.14-slim",
+  },
 };
 
 export const sessions: Kind<Session> = {
-  plural: "sessions", title: "Browser sessions", one: "session", id: (s) => s.id, org: "filter",
+  plural: "sessions",
+  title: "Browser sessions",
+  one: "session",
+  id: (s) => s.id,
+  org: "filter",
   columns: [
     { head: "Of", cell: (s) => <Name>{s.name}</Name> },
     { head: "Organisation", cell: (s) => ref("orgs", s.org) },
@@ -302,12 +410,20 @@ export const sessions: Kind<Session> = {
     { head: "Signed in", cell: (s) => <Time at={s.created_at} /> },
     { head: "Last used", cell: (s) => <Time at={s.used_at} /> },
     { head: "Expires", cell: (s) => <Time at={s.expires_at} /> },
-    { head: "Browser", cell: (s) => <><This session={s} /><Name>{s.user_agent}</Name></> },
+    {
+      head: "Browser",
+      cell: (s) => (
+        <>
+          <This session={s} />
+          <Name>{s.user_agent}</Name>
+        </>
+      ),
+    },
   ],
   remove: { label: "End", question: "End the session?" },
   empty: { text: "Nobody is signed in with a browser.", command: "bullpen session list" },
 };
 
 function This({ session }: { session: Session }) {
-  return useSession().session?.id === session.id ? <b>this one · </b> : null;
+  return useSession().session?.id === session.id ? <b>this one ·</b> : null;
 }

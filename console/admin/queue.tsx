@@ -33,14 +33,22 @@ const classes = (c: ClassCounts) => `${count(sum(c))}${c.interactive ? ` (${coun
 
 // Queues shows the queues of all organisations, the longest first.
 function Queues() {
-  const list = useLive(async (signal) => {
-    const { orgs } = await call("getOrgQueues", {}, signal);
-    return orgs.toSorted((a, b) => sum(b.queued) - sum(a.queued) || sum(b.running) - sum(a.running));
-  }, [], "executions");
+  const list = useLive(
+    async (signal) => {
+      const { orgs } = await call("getOrgQueues", {}, signal);
+      return orgs.toSorted((a, b) => sum(b.queued) - sum(a.queued) || sum(b.running) - sum(a.running));
+    },
+    [],
+    "executions",
+  );
   useEvery(refresh, list.reload);
   return (
     <Section title="By organisation">
-      <Table label="Queues of organisations" columns={ofOrgs} list={list} keyOf={(q) => q.org}
+      <Table
+        label="Queues of organisations"
+        columns={ofOrgs}
+        list={list}
+        keyOf={(q) => q.org}
         hrefOf={(q) => link(path("admin", "orgs", q.org))}
         empty={<Empty command="bullpen top">No organisation has anything queued or running.</Empty>} />
     </Section>
@@ -56,14 +64,20 @@ export function Queue() {
       <Failure of={error} />
       {q && (
         <Section title={`Your organisation, ${org}`}>
-          <Facts of={[["Running", of(sum(q.organisation.running), q.organisation.concurrent)],
-            ["Queued", of(sum(q.organisation.queued), q.organisation.max_queued)],
-            ["Running with your key", of(sum(q.key.running), q.key.concurrent)],
-            ["Queued with your key", count(sum(q.key.queued))]]} />
+          <Facts
+            of={[
+              ["Running", of(sum(q.organisation.running), q.organisation.concurrent)],
+              ["Queued", of(sum(q.organisation.queued), q.organisation.max_queued)],
+              ["Running with your key", of(sum(q.key.running), q.key.concurrent)],
+              ["Queued with your key", count(sum(q.key.queued))],
+            ]} />
           <p class="faint">Of your key waits longest:</p>
-          <Table label="The execution that waits longest" columns={columns}
+          <Table
+            label="The execution that waits longest"
+            columns={columns}
             list={{ value: q.oldest ? [q.oldest] : [], error, loading }}
-            keyOf={(e) => e.trace_id} hrefOf={(e) => link(path("executions", e.trace_id))}
+            keyOf={(e) => e.trace_id}
+            hrefOf={(e) => link(path("executions", e.trace_id))}
             empty={<Empty command="bullpen queue">Nothing of it waits.</Empty>} />
         </Section>
       )}

@@ -44,7 +44,11 @@ const processes: Column<Process>[] = [
 ];
 
 const problems = (p: Process) =>
-  p.problems.length > 0 && <span class="status bad"><Name>{p.problems.map(text).join("; ")}</Name></span>;
+  p.problems.length > 0 && (
+    <span class="status bad">
+      <Name>{p.problems.map(text).join("; ")}</Name>
+    </span>
+  );
 const text = (p: Problem) => `${p.need}: ${p.message}`;
 
 export function Workers() {
@@ -55,25 +59,43 @@ export function Workers() {
   return (
     <>
       <Section title="Live workers">
-        <Table label="Workers" columns={columns} list={workers} keyOf={(w) => w.name}
+        <Table
+          label="Workers"
+          columns={columns}
+          list={workers}
+          keyOf={(w) => w.name}
           hrefOf={(w) => link(path("admin", "workers", w.name))}
-          empty={<Empty
-            command="bullpen serve --roles worker --nats nats://nats.internal:4222 --store s3://bucket/prefix">
-            Nothing runs: there is no worker.</Empty>} />
+          empty={
+            <Empty command="bullpen serve --roles worker --nats nats://nats.internal:4222 --store s3://bucket/prefix">
+              Nothing runs: there is no worker.
+            </Empty>
+          } />
       </Section>
       <Section title="Pools and their demand">
-        <Table label="Pools" columns={pools} list={demand} keyOf={(p) => p.name}
+        <Table
+          label="Pools"
+          columns={pools}
+          list={demand}
+          keyOf={(p) => p.name}
           empty={<Empty>There is no pool.</Empty>} />
       </Section>
       <Section title="Processes" actions={<button onClick={running.reload}>Look again</button>}>
-        <Table label="Processes of the deployment" columns={processes} list={running} keyOf={(p) => p.name}
+        <Table
+          label="Processes of the deployment"
+          columns={processes}
+          list={running}
+          keyOf={(p) => p.name}
           empty={<Empty>No process has described itself.</Empty>} />
         {running.value?.flatMap((p) => [
           ...p.problems.map((problem) => (
-            <p class="failure" key={p.name + problem.need}><Name>{`${p.name} ${text(problem)}`}</Name></p>
+            <p class="failure" key={p.name + problem.need}>
+              <Name>{`${p.name} ${text(problem)}`}</Name>
+            </p>
           )),
           ...Object.entries(p.missing).map(([what, why]) => (
-            <p class="faint" key={p.name + what}><Name>{`${p.name} lacks ${what}: ${why}`}</Name></p>
+            <p class="faint" key={p.name + what}>
+              <Name>{`${p.name} lacks ${what}: ${why}`}</Name>
+            </p>
           )),
         ])}
       </Section>
@@ -90,7 +112,10 @@ export function Worker({ args: { name } }: { args: Record<string, string> }) {
   return (
     <>
       <div class="actions">
-        <code><Name>{name}</Name></code> <Status of={state(w)} />
+        <code>
+          <Name>{name}</Name>
+        </code>{" "}
+        <Status of={state(w)} />
         {w.draining
           ? (
             <Action run={() => call("undrainWorker", { name }).then(reload)} done="The worker gets executions again.">
@@ -98,8 +123,12 @@ export function Worker({ args: { name } }: { args: Record<string, string> }) {
             </Action>
           )
           : (
-            <Action run={() => call("drainWorker", { name }).then(reload)} done="The worker gets no more executions."
-              confirm="Drain the worker? It finishes its executions and gets no others.">Drain</Action>
+            <Action
+              run={() => call("drainWorker", { name }).then(reload)}
+              done="The worker gets no more executions."
+              confirm="Drain the worker? It finishes its executions and gets no others.">
+              Drain
+            </Action>
           )}
       </div>
       <Failure of={error} />
@@ -108,18 +137,36 @@ export function Worker({ args: { name } }: { args: Record<string, string> }) {
           <Meter label="Slots" used={w.running} limit={w.slots} format={count} />
           <Meter label="Sandboxes" used={w.running_sandboxes} limit={w.sandboxes} format={count} />
           <Meter label="CPUs" used={w.machine.cpus_busy} limit={w.machine.cpus} format={(n) => n.toFixed(1)} />
-          <Meter label="Memory" used={w.machine.memory - w.machine.memory_available} limit={w.machine.memory}
+          <Meter
+            label="Memory"
+            used={w.machine.memory - w.machine.memory_available}
+            limit={w.machine.memory}
             format={bytes} />
-          <Meter label="Memory of sandboxes" used={w.sandbox_memory - w.sandbox_memory_free} limit={w.sandbox_memory}
+          <Meter
+            label="Memory of sandboxes"
+            used={w.sandbox_memory - w.sandbox_memory_free}
+            limit={w.sandbox_memory}
             format={bytes} />
         </div>
       </Section>
       <Section title="What it is">
-        <Facts of={[["Pool", w.pool], ["Version", <Name>{w.version}</Name>], ["Architecture", w.architecture],
-          ["Since", <Time at={w.started_at} />],
-          ["Cached images", count(w.cached_images)], ["Cached threads", count(w.cached_threads)]]} />
+        <Facts
+          of={[
+            ["Pool", w.pool],
+            ["Version", <Name>{w.version}</Name>],
+            ["Architecture", w.architecture],
+            ["Since", <Time at={w.started_at} />],
+            ["Cached images", count(w.cached_images)],
+            ["Cached threads", count(w.cached_threads)],
+          ]} />
         <Facts of={Object.entries(w.languages).map(([language, version]) => [language, <Name>{version}</Name>])} />
-        <p>{w.capabilities.map((c) => <span class="pair" key={c}><Name>{c}</Name></span>)}</p>
+        <p>
+          {w.capabilities.map((c) => (
+            <span class="pair" key={c}>
+              <Name>{c}</Name>
+            </span>
+          ))}
+        </p>
       </Section>
     </>
   );

@@ -69,8 +69,7 @@ export interface Agent {
 }
 
 // at returns the address of a route with parts of its path.
-export const at = (...parts: string[]) =>
-  new URL(["sandbox-agent/v1", ...parts.map(segment)].join("/"), base);
+export const at = (...parts: string[]) => new URL(["sandbox-agent/v1", ...parts.map(segment)].join("/"), base);
 
 export const call = <T>(method: string, path: string[], body?: unknown, signal?: AbortSignal) =>
   sendJSON<T>(method, at(...path), body, { signal });

@@ -84,8 +84,11 @@ export class Conversation {
 
   // waits reports whether the agent waits for an answer.
   get waits(): boolean {
-    return this.lines.some((l) => l.kind === "permission" ? l.permission.status === "requested"
-      : l.kind === "question" && l.question.status === "requested");
+    return this.lines.some((l) =>
+      l.kind === "permission"
+        ? l.permission.status === "requested"
+        : l.kind === "question" && l.question.status === "requested"
+    );
   }
 
   private push(size: number, line: Line) {

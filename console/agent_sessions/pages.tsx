@@ -34,7 +34,11 @@ function Sessions() {
           <Opener label="Create a session" primary>{(close) => <Create close={close} />}</Opener>
         </div>
       )}
-      <Table label="Agent sessions" columns={columns} list={list} keyOf={(s) => s.sessionId}
+      <Table
+        label="Agent sessions"
+        columns={columns}
+        list={list}
+        keyOf={(s) => s.sessionId}
         hrefOf={(s) => link(path("agent-sessions", s.sessionId))}
         empty={
           <Empty command="bullpen agent session create demo --agent mock">
@@ -82,7 +86,11 @@ function Create({ close }: { close: () => void }) {
   const text = (name: string, label: string, help: string) => (
     <div class="field">
       <label for={"new-" + name}>{label}</label>
-      <input id={"new-" + name} aria-describedby={`new-${name}-help`} value={value[name] ?? ""} spellcheck={false}
+      <input
+        id={"new-" + name}
+        aria-describedby={`new-${name}-help`}
+        value={value[name] ?? ""}
+        spellcheck={false}
         onInput={(e) => set(name, e.currentTarget.value)} />
       <p class="help" id={`new-${name}-help`}>{help}</p>
     </div>
@@ -90,9 +98,13 @@ function Create({ close }: { close: () => void }) {
   return (
     <form class="form" onSubmit={(e) => (e.preventDefault(), submit(value))}>
       <Failure of={agents.error} />
-      {choice("agent", "agent", (agents.value ?? []).map(({ id, installed }) => (
-        { id, name: installed ? id : `${id} (not installed)` }
-      )))}
+      {choice(
+        "agent",
+        "agent",
+        (agents.value ?? []).map(({ id, installed }) => (
+          { id, name: installed ? id : `${id} (not installed)` }
+        )),
+      )}
       {choice("agentMode", "mode", modes, "default")}
       {choice("permissionMode", "permissions", ["plan", "acceptEdits", "bypass"].map((id) => ({ id })), "default")}
       {choice("model", "model", models, "default")}
@@ -100,7 +112,9 @@ function Create({ close }: { close: () => void }) {
       {text("id", "id", "Any text of 1 to 200 bytes. The server chooses one if it is empty.")}
       {text("directory", "directory", "A directory of the session's home in which the agent works. Empty: the home.")}
       {failure}
-      <div class="actions"><button class="primary" disabled={busy} aria-busy={busy}>Create</button></div>
+      <div class="actions">
+        <button class="primary" disabled={busy} aria-busy={busy}>Create</button>
+      </div>
     </form>
   );
 }

@@ -27,30 +27,45 @@ export function Session({ args: { id } }: { args: Record<string, string> }) {
   return (
     <>
       <div class="actions">
-        <code><Name>{id}</Name></code> <Status of={s.ended ? "ended" : "open"} />
+        <code>
+          <Name>{id}</Name>
+        </code>{" "}
+        <Status of={s.ended ? "ended" : "open"} />
         {mayExecute && !s.ended && (
-          <Action danger confirm="End this session? It stays readable."
+          <Action
+            danger
+            confirm="End this session? It stays readable."
             run={() => call("POST", ["sessions", id, "terminate"]).then(reload)}>
             End
           </Action>
         )}
         {mayExecute && (
-          <Action danger confirm="End this session and delete it with its files?"
-            run={() => call("DELETE", ["sessions", id]).then(() => navigate("/agent-sessions"))}>Delete</Action>
+          <Action
+            danger
+            confirm="End this session and delete it with its files?"
+            run={() => call("DELETE", ["sessions", id]).then(() => navigate("/agent-sessions"))}>
+            Delete
+          </Action>
         )}
       </div>
       <Failure of={error} />
-      <Facts of={[
-        ["Title", s.title ? <Name>{s.title}</Name> : undefined], ["Agent", <Name>{s.agent}</Name>],
-        ["Mode", <Name>{s.agentMode}</Name>], ["Permissions", <Name>{s.permissionMode}</Name>],
-        ["Model", <Name>{s.model}</Name>], ["Directory", s.directory ? <Name>{s.directory}</Name> : undefined],
-        ["Events", count(s.eventCount)], ["Created", <Time at={new Date(s.createdAt).toISOString()} />],
-        ["Updated", <Time at={new Date(s.updatedAt).toISOString()} />],
-      ]} />
-      <Tabs of={[
-        ["Conversation", () => <Talk id={id} session={s} mayAnswer={mayExecute && !s.ended} />],
-        mayFiles && ["Files", () => <Files of={homeOf(id, !s.ended)} />],
-      ]} />
+      <Facts
+        of={[
+          ["Title", s.title ? <Name>{s.title}</Name> : undefined],
+          ["Agent", <Name>{s.agent}</Name>],
+          ["Mode", <Name>{s.agentMode}</Name>],
+          ["Permissions", <Name>{s.permissionMode}</Name>],
+          ["Model", <Name>{s.model}</Name>],
+          ["Directory", s.directory ? <Name>{s.directory}</Name> : undefined],
+          ["Events", count(s.eventCount)],
+          ["Created", <Time at={new Date(s.createdAt).toISOString()} />],
+          ["Updated", <Time at={new Date(s.updatedAt).toISOString()} />],
+        ]} />
+      <Tabs
+        of={[
+          ["Conversation", () => <Talk id={id} session={s} mayAnswer={mayExecute && !s.ended} />],
+          mayFiles && ["Files", () => <Files of={homeOf(id, !s.ended)} />],
+        ]} />
     </>
   );
 }
@@ -89,7 +104,9 @@ function Talk({ id, session, mayAnswer }: { id: string; session: AgentSession; m
       </div>
       <Failure of={error} />
       {(talk.cut || session.eventCount > eventsShown) && (
-        <p class="faint">Only the end of the conversation is shown.</p>
+        <p class="faint">
+          Only the end of the conversation is shown.
+        </p>
       )}
       <div class="talk" {...useEnd<HTMLDivElement>()} tabIndex={0} role="log" aria-label="Conversation">
         {talk.lines.length === 0 && <p class="faint">Nobody has said anything.</p>}
@@ -113,7 +130,9 @@ function Entry({ of, reply }: { of: Line; reply?: Reply }) {
     case "note":
       return (
         <div class={of.bad ? "bad" : ""}>
-          <header><Time at={of.at} /></header>
+          <header>
+            <Time at={of.at} />
+          </header>
           <Name>{of.text}</Name>
         </div>
       );
@@ -129,7 +148,9 @@ function ItemEntry({ item, typed, at }: { item: Item; typed: string; at: string 
   return (
     <div class={(item.role === "user" ? "user" : "") + (item.status === "failed" ? " bad" : "")}>
       <header>
-        <b><Name>{item.role ?? "agent"}</Name></b>
+        <b>
+          <Name>{item.role ?? "agent"}</Name>
+        </b>
         <span>{kinds[item.kind] ?? ""}{progress[item.status] ?? ""}</span>
         <Time at={at} />
       </header>
@@ -151,21 +172,40 @@ function PartEntry({ of }: { of: Part }) {
         </details>
       );
     case "tool_call":
-      return <><code><Name>{of.name}</Name></code><JSONText of={parsed(of.arguments)} /></>;
+      return (
+        <>
+          <code>
+            <Name>{of.name}</Name>
+          </code>
+          <JSONText of={parsed(of.arguments)} />
+        </>
+      );
     case "tool_result":
       if (!of.output) return <span class="faint">no output</span>;
       return <pre class="file" tabIndex={0}>{visible(of.output)}</pre>;
     case "file_ref":
       return (
         <>
-          <div><span class="faint">{of.action}</span> <code><Name>{of.path}</Name></code></div>
+          <div>
+            <span class="faint">{of.action}</span>{" "}
+            <code>
+              <Name>{of.path}</Name>
+            </code>
+          </div>
           {of.diff && <Diff of={of.diff} />}
         </>
       );
     case "json":
       return <JSONText of={of.json} />;
     case "image":
-      return <div><span class="faint">picture</span> <code><Name>{of.path}</Name></code></div>;
+      return (
+        <div>
+          <span class="faint">picture</span>{" "}
+          <code>
+            <Name>{of.path}</Name>
+          </code>
+        </div>
+      );
     case "status":
       return <div class="text">{visible([of.label, of.detail].filter(Boolean).join(": "))}</div>;
   }
@@ -180,7 +220,9 @@ function parsed(text = ""): unknown {
 }
 
 const decisions: Record<string, string> = {
-  accept: "allowed once", accept_for_session: "allowed always", reject: "rejected",
+  accept: "allowed once",
+  accept_for_session: "allowed always",
+  reject: "rejected",
 };
 
 function PermissionEntry({ of, at, reply }: { of: Permission; at: string; reply?: Reply }) {
@@ -188,8 +230,17 @@ function PermissionEntry({ of, at, reply }: { of: Permission; at: string; reply?
   const pending = of.status === "requested";
   return (
     <div class={pending ? "ask" : ""}>
-      <header><b>permission</b><span>{decisions[of.status] ?? ""}</span><Time at={at} /></header>
-      <div>The agent asks for <code><Name>{of.action}</Name></code></div>
+      <header>
+        <b>permission</b>
+        <span>{decisions[of.status] ?? ""}</span>
+        <Time at={at} />
+      </header>
+      <div>
+        The agent asks for{" "}
+        <code>
+          <Name>{of.action}</Name>
+        </code>
+      </div>
       {of.metadata !== null && <JSONText of={of.metadata} />}
       {pending && reply && (
         <div class="actions">
@@ -208,13 +259,24 @@ function QuestionEntry({ of, at, reply }: { of: Question; at: string; reply?: Re
   const pending = of.status === "requested";
   return (
     <div class={pending ? "ask" : ""}>
-      <header><b>question</b><span>{pending ? "" : of.status}</span><Time at={at} /></header>
+      <header>
+        <b>question</b>
+        <span>{pending ? "" : of.status}</span>
+        <Time at={at} />
+      </header>
       <div class="text">{visible(of.prompt)}</div>
       {of.response !== null && <div class="text">{visible(of.response)}</div>}
       {pending && reply && (
         <form class="actions" onSubmit={(e) => e.preventDefault()}>
-          {of.options.map((option) => <Action key={option} run={() => answer(option)}><Name>{option}</Name></Action>)}
-          <input aria-label="Another answer" placeholder="another answer" value={other}
+          {of.options.map((option) => (
+            <Action key={option} run={() => answer(option)}>
+              <Name>{option}</Name>
+            </Action>
+          ))}
+          <input
+            aria-label="Another answer"
+            placeholder="another answer"
+            value={other}
             onInput={(e) => setOther(e.currentTarget.value)} />
           <Action run={() => answer(other)} disabled={!other}>Answer</Action>
           <Action danger run={() => reply("questions", of.question_id, "reject")}>Reject</Action>
@@ -233,11 +295,18 @@ function Compose({ id, busy: queued }: { id: string; busy: boolean }) {
   });
   return (
     <form class="compose" onSubmit={(e) => (e.preventDefault(), submit(text))}>
-      <textarea rows={3} aria-label="Message" placeholder="A message to the agent. Ctrl+Enter sends it." required
-        value={text} onInput={(e) => setText(e.currentTarget.value)}
+      <textarea
+        rows={3}
+        aria-label="Message"
+        placeholder="A message to the agent. Ctrl+Enter sends it."
+        required
+        value={text}
+        onInput={(e) => setText(e.currentTarget.value)}
         onKeyDown={(e) => e.key === "Enter" && (e.ctrlKey || e.metaKey) && text && !busy && submit(text)} />
       {failure}
-      <div class="actions"><button class="primary" disabled={busy} aria-busy={busy}>Send</button></div>
+      <div class="actions">
+        <button class="primary" disabled={busy} aria-busy={busy}>Send</button>
+      </div>
     </form>
   );
 }

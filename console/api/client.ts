@@ -45,10 +45,19 @@ export async function send(method: string, path: string | URL, init: RequestInit
 }
 
 // sendJSON sends a JSON body, or none, and decodes the answer.
-export async function sendJSON<T>(method: string, path: string | URL, body?: unknown, init: RequestInit = {}): Promise<T> {
+export async function sendJSON<T>(
+  method: string,
+  path: string | URL,
+  body?: unknown,
+  init: RequestInit = {},
+): Promise<T> {
   const headers = new Headers(init.headers);
   if (body !== undefined) headers.set("Content-Type", "application/json");
-  const answer = await send(method, path, { ...init, headers, body: body === undefined ? undefined : JSON.stringify(body) });
+  const answer = await send(method, path, {
+    ...init,
+    headers,
+    body: body === undefined ? undefined : JSON.stringify(body),
+  });
   const text = await answer.text();
   return (text ? JSON.parse(text) : undefined) as T;
 }

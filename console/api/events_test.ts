@@ -12,7 +12,9 @@ async function events(...pieces: Uint8Array<ArrayBuffer>[]): Promise<StreamEvent
 }
 
 Deno.test("a stream may be cut at every byte", async () => {
-  const bytes = new TextEncoder().encode('id: 1\ndata: {"a":"ä\u2028"}\n\n: keepalive\n\nid:2\r\ndata: x\ndata: y\r\n\r\ndata: lost');
+  const bytes = new TextEncoder().encode(
+    'id: 1\ndata: {"a":"ä\u2028"}\n\n: keepalive\n\nid:2\r\ndata: x\ndata: y\r\n\r\ndata: lost',
+  );
   const whole = await events(bytes);
   assert.deepEqual(whole.filter((e) => e.data), [{ id: "1", data: '{"a":"ä\u2028"}' }, { id: "2", data: "x\ny" }]);
   for (let cut = 0; cut <= bytes.length; cut++) {

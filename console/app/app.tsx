@@ -23,14 +23,26 @@ export function App({ pages }: { pages: Page[] }) {
   useEffect(() => {
     document.documentElement.dataset.theme = theme;
   }, [theme]);
-  if (error) return <main class="alone"><h1>bullpen</h1><Failure of={error} /></main>;
+  if (error) {
+    return (
+      <main class="alone">
+        <h1>bullpen</h1>
+        <Failure of={error} />
+      </main>
+    );
+  }
   if (caller === undefined) return null;
   if (caller === null) return <SignIn signedIn={setCaller} />;
   actFor(caller.org);
   return (
     <Session.Provider value={caller}>
       <Zone.Provider value={zone}>
-        <Shell pages={pages.filter((p) => may(caller, p))} caller={caller} zone={zone} setZone={setZone} theme={theme}
+        <Shell
+          pages={pages.filter((p) => may(caller, p))}
+          caller={caller}
+          zone={zone}
+          setZone={setZone}
+          theme={theme}
           setTheme={setTheme} />
         <Messages />
       </Zone.Provider>
@@ -77,15 +89,29 @@ function SignIn({ signedIn }: { signedIn: (c: Caller) => void }) {
       <p>Sandboxes for code that nobody trusts.</p>
       <form onSubmit={(e) => (e.preventDefault(), submit(key))}>
         <label for="key">API key</label>
-        <input id="key" type="password" autocomplete="off" required autofocus value={key} placeholder="sk-…"
+        <input
+          id="key"
+          type="password"
+          autocomplete="off"
+          required
+          autofocus
+          value={key}
+          placeholder="sk-…"
           onInput={(e) => setKey(e.currentTarget.value)} />
-        <p class="help">The key stays on the server: this browser keeps a session only. The first key of a server is in
-          <code> bootstrap.key</code> in its data directory.</p>
+        <p class="help">
+          The key stays on the server: this browser keeps a session only. The first key of a server is in
+          <code>bootstrap.key</code> in its data directory.
+        </p>
         {failure}
         <button class="primary" disabled={busy} aria-busy={busy}>Sign in</button>
       </form>
-      {oidc && <p><a class="button" href={new URL("login?return=" + encodeURIComponent(back), base).href}>
-        Sign in with your organisation</a></p>}
+      {oidc && (
+        <p>
+          <a class="button" href={new URL("login?return=" + encodeURIComponent(back), base).href}>
+            Sign in with your organisation
+          </a>
+        </p>
+      )}
     </main>
   );
 }
@@ -118,11 +144,16 @@ function Shell({ pages, caller, zone, setZone, theme, setTheme }: {
   return (
     <ChangesContext.Provider value={changes}>
       <header class="top">
-        <a class="skip" href={"#" + path} onClick={(e) => (e.preventDefault(), main.current?.focus())}>Skip to the content</a>
+        <a class="skip" href={"#" + path} onClick={(e) => (e.preventDefault(), main.current?.focus())}>
+          Skip to the content
+        </a>
         <button class="menu" aria-expanded={menu} aria-controls="nav" onClick={() => setMenu(!menu)}>Menu</button>
         <a class="brand" href="#/">bullpen</a>
         <form role="search" onSubmit={(e) => (e.preventDefault(), jump(search.current!.value))}>
-          <input ref={search} type="search" aria-label="Search executions: an id, a status, a language or name=value of metadata"
+          <input
+            ref={search}
+            type="search"
+            aria-label="Search executions: an id, a status, a language or name=value of metadata"
             placeholder="Search: id, status, metadata name=value  ( / )" />
         </form>
         <LiveSign />
@@ -130,13 +161,20 @@ function Shell({ pages, caller, zone, setZone, theme, setTheme }: {
           <option value="local">local time</option>
           <option value="utc">UTC</option>
         </select>
-        <select aria-label="Colours" value={theme} onChange={(e) => setTheme(e.currentTarget.value as "" | "light" | "dark")}>
+        <select
+          aria-label="Colours"
+          value={theme}
+          onChange={(e) => setTheme(e.currentTarget.value as "" | "light" | "dark")}>
           <option value="">system colours</option>
           <option value="light">light</option>
           <option value="dark">dark</option>
         </select>
-        <span class="caller"><Name>{caller.name}</Name> · <Name>{caller.org}</Name></span>
-        <button onClick={() => call("deleteSession", {}).then(() => location.reload(), (e) => notify(asError(e).message, true))}>
+        <span class="caller">
+          <Name>{caller.name}</Name> · <Name>{caller.org}</Name>
+        </span>
+        <button
+          onClick={() =>
+            call("deleteSession", {}).then(() => location.reload(), (e) => notify(asError(e).message, true))}>
           Sign out
         </button>
       </header>
@@ -152,14 +190,25 @@ function Shell({ pages, caller, zone, setZone, theme, setTheme }: {
             </div>
           );
         })}
-        <div><a href={new URL("docs", base).href} target="_blank" rel="noreferrer">API</a>
-          <button class="quiet" onClick={() => setHelp(true)}>Keys ( ? )</button></div>
+        <div>
+          <a href={new URL("docs", base).href} target="_blank" rel="noreferrer">API</a>
+          <button class="quiet" onClick={() => setHelp(true)}>Keys ( ? )</button>
+        </div>
       </nav>
       <main ref={main} tabIndex={-1}>
         {at && <h1>{at.title}</h1>}
         {View
-          ? <Boundary key={path}><View args={found!.args!} /></Boundary>
-          : <><h1>Not found</h1><Empty>There is no such page, or you may not see it.</Empty></>}
+          ? (
+            <Boundary key={path}>
+              <View args={found!.args!} />
+            </Boundary>
+          )
+          : (
+            <>
+              <h1>Not found</h1>
+              <Empty>There is no such page, or you may not see it.</Empty>
+            </>
+          )}
       </main>
       {help && <Help pages={pages} close={() => setHelp(false)} />}
     </ChangesContext.Provider>
@@ -213,8 +262,10 @@ function useKeys(pages: Page[], search: () => void, help: () => void) {
     let prefix = 0; // when g was pressed
     const pressed = (e: KeyboardEvent) => {
       const at = e.composedPath()[0] as HTMLElement;
-      if (e.ctrlKey || e.metaKey || e.altKey || at.isContentEditable || /^(INPUT|TEXTAREA|SELECT)$/.test(at.tagName) ||
-        document.querySelector("dialog[open]")) return;
+      if (
+        e.ctrlKey || e.metaKey || e.altKey || at.isContentEditable || /^(INPUT|TEXTAREA|SELECT)$/.test(at.tagName) ||
+        document.querySelector("dialog[open]")
+      ) return;
       if (prefix && Date.now() - prefix < 1500) {
         prefix = 0;
         const page = pages.find((p) => p.nav?.key === e.key);
@@ -234,7 +285,16 @@ function Help({ pages, close }: { pages: Page[]; close: () => void }) {
   for (const p of pages) if (p.nav?.key) keys.push(["g " + p.nav.key, p.title]);
   return (
     <Dialog title="Keys" close={close}>
-      <dl class="facts">{keys.map(([key, what]) => <div key={key}><dt><kbd>{key}</kbd></dt><dd>{what}</dd></div>)}</dl>
+      <dl class="facts">
+        {keys.map(([key, what]) => (
+          <div key={key}>
+            <dt>
+              <kbd>{key}</kbd>
+            </dt>
+            <dd>{what}</dd>
+          </div>
+        ))}
+      </dl>
     </Dialog>
   );
 }

@@ -166,7 +166,9 @@ export function usePages<T>(
     if (reading.current) return;
     reading.current = true;
     load(next!, new AbortController().signal)
-      .then((page) => setRest((old) => ({ rows: [...(old?.rows ?? first.value!.rows), ...page.rows], next: page.next })))
+      .then((page) =>
+        setRest((old) => ({ rows: [...(old?.rows ?? first.value!.rows), ...page.rows], next: page.next }))
+      )
       .catch((e) => setError(asError(e)))
       .finally(() => (reading.current = false));
   };
@@ -175,5 +177,11 @@ export function usePages<T>(
     const fresh = new Set(rows.map(keyOf));
     rows = [...rows, ...rest.rows.filter((row) => !fresh.has(keyOf(row)))];
   }
-  return { value: rows, error: first.error ?? error, loading: first.loading, reload: first.reload, more: next ? more : undefined };
+  return {
+    value: rows,
+    error: first.error ?? error,
+    loading: first.loading,
+    reload: first.reload,
+    more: next ? more : undefined,
+  };
 }

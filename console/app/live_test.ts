@@ -8,9 +8,15 @@ Deno.test("a hidden page has no stream of changes, and reads everything again wh
     document: page,
     fetch: (_: URL, init: RequestInit) => {
       streams.push(init.signal!);
-      return Promise.resolve(new Response(new ReadableStream({ start: (to) => {
-        init.signal!.addEventListener("abort", () => to.error(init.signal!.reason));
-      } })));
+      return Promise.resolve(
+        new Response(
+          new ReadableStream({
+            start: (to) => {
+              init.signal!.addEventListener("abort", () => to.error(init.signal!.reason));
+            },
+          }),
+        ),
+      );
     },
   });
   const show = (visible: boolean) => {

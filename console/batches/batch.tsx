@@ -63,8 +63,7 @@ export function Batch({ args: { id } }: { args: Record<string, string> }) {
           ["Key", <code>{b.key_id}</code>],
           ["Webhook", b.webhook_url ? <Name>{b.webhook_url}</Name> : undefined],
           ["Delivery", b.webhook_delivery_status ? <Status of={b.webhook_delivery_status} /> : undefined],
-        ]}
-      />
+        ]} />
       <Results b={b} />
       <Section title="Executions">
         <ExecutionTable filter={{ batch: id }} empty="No item has been submitted yet." />
@@ -86,8 +85,7 @@ function Actions({ b, reload }: { b: Whole; reload: () => void }) {
           <Action
             danger
             confirm="Cancel all items that have not ended?"
-            run={() => call("cancelBatch", { id }).then(reload)}
-          >
+            run={() => call("cancelBatch", { id }).then(reload)}>
             Cancel
           </Action>
         )}
@@ -109,8 +107,7 @@ function Actions({ b, reload }: { b: Whole; reload: () => void }) {
         danger
         confirm="Delete this batch? The records of its executions stay."
         run={() => call("deleteBatch", { id }).then(() => navigate("/batches"))}
-        done="The batch is deleted."
-      >
+        done="The batch is deleted.">
         Delete
       </Action>
     </>
@@ -163,14 +160,12 @@ function Results({ b }: { b: Whole }) {
         <select
           aria-label="Results of"
           value={show}
-          onChange={(e) => setShow(e.currentTarget.value)}
-        >
+          onChange={(e) => setShow(e.currentTarget.value)}>
           <option value="failed">failed items</option>
           <option value="cancelled">cancelled items</option>
           <option value="all">all items that have ended</option>
         </select>
-      }
-    >
+      }>
       <Table
         label="Results"
         columns={columns}
@@ -180,8 +175,7 @@ function Results({ b }: { b: Whole }) {
           <Empty>
             {over(b) ? "There is no such item." : "There is no such item among the first ones that have ended."}
           </Empty>
-        }
-      />
+        } />
     </Section>
   );
 }

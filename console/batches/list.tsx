@@ -59,8 +59,7 @@ export function Batches() {
           <Empty command="bullpen batch run items.jsonl --program greet.py">
             There are no batches. A batch is up to 100,000 executions in one request.
           </Empty>
-        }
-      />
+        } />
     </>
   );
 }

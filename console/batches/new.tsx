@@ -22,13 +22,11 @@ export function NewBatch() {
       fields={["request"]}
       more={more}
       submit={create}
-      label="Create"
-    >
+      label="Create">
       {() => (
         <fieldset
           onDragOver={(e) => e.preventDefault()}
-          onDrop={(e) => (e.preventDefault(), e.dataTransfer?.files[0] && setFile(e.dataTransfer.files[0]))}
-        >
+          onDrop={(e) => (e.preventDefault(), e.dataTransfer?.files[0] && setFile(e.dataTransfer.files[0]))}>
           <legend>items</legend>
           <p class="help" id="items-help">
             One JSON object per line, or an array of objects, each with the fields of a request that it does not share.
@@ -50,15 +48,13 @@ export function NewBatch() {
                 aria-describedby="items-help"
                 value={text}
                 placeholder={`{"args": ["one"]}\n{"args": ["two"], "metadata": {"row": "2"}}`}
-                onInput={(e) => setText(e.currentTarget.value)}
-              />
+                onInput={(e) => setText(e.currentTarget.value)} />
             )}
           <input
             type="file"
             aria-label="File of items"
             accept=".json,.jsonl,.ndjson,.txt"
-            onChange={(e) => setFile(e.currentTarget.files?.[0])}
-          />
+            onChange={(e) => setFile(e.currentTarget.files?.[0])} />
         </fieldset>
       )}
     </Form>

@@ -23,19 +23,36 @@ export function Execution({ args: { id } }: { args: Record<string, string> }) {
       <div class="actions">
         <code>{id}</code> <Status of={e.status} />
         {mayExecute && <a class="button" href={link("/run", { from: id })}>Run again, edited</a>}
-        {mayExecute && !over(e.status) && <Action danger run={() => call("cancelExecution", { id }).then(reload)}>Cancel</Action>}
+        {mayExecute && !over(e.status) && (
+          <Action danger run={() => call("cancelExecution", { id }).then(reload)}>Cancel</Action>
+        )}
       </div>
       <Failure of={error} />
-      {e.error && <p class="failure"><Name>{e.error_message ?? e.error}</Name></p>}
+      {e.error && (
+        <p class="failure">
+          <Name>{e.error_message ?? e.error}</Name>
+        </p>
+      )}
       <Facts of={facts(e)} />
-      <Section title="Output"><Output id={id} onResult={reload} /></Section>
-      {e.steps && e.steps.length > 0 && <Section title="Where the time went"><Waterfall steps={e.steps} /></Section>}
+      <Section title="Output">
+        <Output id={id} onResult={reload} />
+      </Section>
+      {e.steps && e.steps.length > 0 && (
+        <Section title="Where the time went">
+          <Waterfall steps={e.steps} />
+        </Section>
+      )}
       {e.network && (
         <Section title="Network">
-          <Facts of={[["Received", bytes(e.network.bytes_in)], ["Sent", bytes(e.network.bytes_out)],
-            ["Blocked connections", e.network.blocked_total]]} />
+          <Facts
+            of={[["Received", bytes(e.network.bytes_in)], ["Sent", bytes(e.network.bytes_out)], [
+              "Blocked connections",
+              e.network.blocked_total,
+            ]]} />
           {e.network.blocked_connections.map((c, i) => (
-            <p key={i}><Time at={c.at} /> <Name>{`${c.protocol} ${c.host ?? c.address ?? ""}:${c.port ?? ""} ${c.reason}`}</Name></p>
+            <p key={i}>
+              <Time at={c.at} /> <Name>{`${c.protocol} ${c.host ?? c.address ?? ""}:${c.port ?? ""} ${c.reason}`}</Name>
+            </p>
           ))}
         </Section>
       )}
@@ -59,14 +76,32 @@ function HomeFiles({ id, thread }: { id: string; thread: string }) {
 }
 
 function facts(e: Whole): Parameters<typeof Facts>[0]["of"] {
-  const to = (page: string, id: string | null | undefined) => id ? <a href={link(path(page, id))}><Name>{id}</Name></a> : undefined;
+  const to = (page: string, id: string | null | undefined) =>
+    id
+      ? (
+        <a href={link(path(page, id))}>
+          <Name>{id}</Name>
+        </a>
+      )
+      : undefined;
   return [
-    ["Language", e.language], ["Profile", e.profile], ["Mode", e.delivery_mode], ["Created", <Time at={e.created_at} />],
-    ["Ended", e.completed_at ? <Time at={e.completed_at} /> : undefined], ["Waited", duration(e.queued_ms)],
-    ["Ran", e.completed_at ? duration(e.duration_ms) : undefined], ["Exit code", e.exit_code ?? undefined],
-    ["Timeout", `${e.timeout} s`], ["Attempt", e.attempt || undefined], ["Thread", to("threads", e.thread_id)],
-    ["Schedule", to("schedules", e.schedule_id)], ["Batch", to("batches", e.batch?.id)], ["Pipeline", to("pipelines", e.pipeline_id)],
-    ["Step", e.step], ["Waiting for", e.waiting_for?.message], ["Metadata", <Pairs of={e.metadata} />],
+    ["Language", e.language],
+    ["Profile", e.profile],
+    ["Mode", e.delivery_mode],
+    ["Created", <Time at={e.created_at} />],
+    ["Ended", e.completed_at ? <Time at={e.completed_at} /> : undefined],
+    ["Waited", duration(e.queued_ms)],
+    ["Ran", e.completed_at ? duration(e.duration_ms) : undefined],
+    ["Exit code", e.exit_code ?? undefined],
+    ["Timeout", `${e.timeout} s`],
+    ["Attempt", e.attempt || undefined],
+    ["Thread", to("threads", e.thread_id)],
+    ["Schedule", to("schedules", e.schedule_id)],
+    ["Batch", to("batches", e.batch?.id)],
+    ["Pipeline", to("pipelines", e.pipeline_id)],
+    ["Step", e.step],
+    ["Waiting for", e.waiting_for?.message],
+    ["Metadata", <Pairs of={e.metadata} />],
     ["stdout", e.stdout_truncated ? "truncated in the result" : undefined],
     ["stderr", e.stderr_truncated ? "truncated in the result" : undefined],
   ];

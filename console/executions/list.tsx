@@ -37,7 +37,11 @@ export function ExecutionTable({ filter, empty }: { filter: Args<"listExecutions
     "executions",
   );
   return (
-    <Table label="Executions" columns={columns} list={list} keyOf={(e) => e.trace_id}
+    <Table
+      label="Executions"
+      columns={columns}
+      list={list}
+      keyOf={(e) => e.trace_id}
       hrefOf={(e) => link(path("executions", e.trace_id))}
       empty={<Empty command={`echo 'print(6 * 7)' | bullpen run -`}>{empty ?? "No execution matches."}</Empty>} />
   );
@@ -73,7 +77,9 @@ export function Executions() {
         ))}
         {query.size > 0 && <a href="#/executions">all</a>}
       </form>
-      <ExecutionTable filter={filter} empty={query.size ? undefined : "Nothing has been executed yet. Run a program here, or:"} />
+      <ExecutionTable
+        filter={filter}
+        empty={query.size ? undefined : "Nothing has been executed yet. Run a program here, or:"} />
     </>
   );
 }
@@ -83,17 +89,20 @@ function AddFilter({ add }: { add: (name: string, value: string) => void }) {
     <label>
       other: {texts.join(", ")} or metadata.NAME
       <br />
-      <input placeholder="thread_id=… or metadata.order=4711" size={30} onChange={(e) => {
-        const [name, ...rest] = e.currentTarget.value.split("=");
-        if (rest.length && (texts.includes(name) || name.startsWith("metadata."))) {
-          e.currentTarget.setCustomValidity("");
-          add(name, rest.join("="));
-          e.currentTarget.value = "";
-        } else {
-          e.currentTarget.setCustomValidity(e.currentTarget.value ? "Write NAME=VALUE with one of these names." : "");
-          e.currentTarget.reportValidity();
-        }
-      }} />
+      <input
+        placeholder="thread_id=… or metadata.order=4711"
+        size={30}
+        onChange={(e) => {
+          const [name, ...rest] = e.currentTarget.value.split("=");
+          if (rest.length && (texts.includes(name) || name.startsWith("metadata."))) {
+            e.currentTarget.setCustomValidity("");
+            add(name, rest.join("="));
+            e.currentTarget.value = "";
+          } else {
+            e.currentTarget.setCustomValidity(e.currentTarget.value ? "Write NAME=VALUE with one of these names." : "");
+            e.currentTarget.reportValidity();
+          }
+        }} />
     </label>
   );
 }

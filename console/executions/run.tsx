@@ -10,7 +10,19 @@ import { Output } from "../ui/output.tsx";
 import { Section } from "../ui/text.tsx";
 
 const languages = ["python", "node", "bash", "ruby", "deno"];
-const others = ["args", "stdin", "profile", "thread_id", "timeout", "env_vars", "metadata", "webhook_url", "sub_paths", "run_at", "max_attempts"];
+const others = [
+  "args",
+  "stdin",
+  "profile",
+  "thread_id",
+  "timeout",
+  "env_vars",
+  "metadata",
+  "webhook_url",
+  "sub_paths",
+  "run_at",
+  "max_attempts",
+];
 
 // Run submits programs and shows their output. With the parameter from it begins with the request of an execution.
 export function Run() {
@@ -42,18 +54,32 @@ export function Run() {
     <div class="columns">
       <div>
         <div class="actions">
-          <label>language <select value={language} onChange={(e) => setLanguage(e.currentTarget.value)}>
-            {languages.map((l) => <option key={l}>{l}</option>)}
-          </select></label>
-          <button class="primary" disabled={busy || !code} aria-busy={busy}
-            onClick={() => submit(advanced ? {} : settings ?? {})} hidden={advanced}>Run</button>
+          <label>
+            language{" "}
+            <select value={language} onChange={(e) => setLanguage(e.currentTarget.value)}>
+              {languages.map((l) => <option key={l}>{l}</option>)}
+            </select>
+          </label>
+          <button
+            class="primary"
+            disabled={busy || !code}
+            aria-busy={busy}
+            onClick={() => submit(advanced ? {} : settings ?? {})}
+            hidden={advanced}>
+            Run
+          </button>
           <button aria-expanded={advanced} onClick={() => setAdvanced(!advanced)}>Arguments, thread, profile …</button>
         </div>
         <Editor label="Program" language={language} value={code} onInput={setCode} />
         {failure}
         {advanced && settings && (
           <Section title="Settings">
-            <Form schema="ExecuteRequest" fields={others} value={settings} submit={(rest) => (setSettings(rest), send(rest))} label="Run" />
+            <Form
+              schema="ExecuteRequest"
+              fields={others}
+              value={settings}
+              submit={(rest) => (setSettings(rest), send(rest))}
+              label="Run" />
           </Section>
         )}
       </div>

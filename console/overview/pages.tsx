@@ -20,7 +20,8 @@ function Overview() {
   useEvery(5000, list.reload);
   const o = list.value;
   if (!o) return <Failure of={list.error} />;
-  const sum = (n: { interactive: number; background: number } | undefined) => n ? count(n.interactive + n.background) : "–";
+  const sum = (n: { interactive: number; background: number } | undefined) =>
+    n ? count(n.interactive + n.background) : "–";
   const failures = failed.reduce((n, status) => n + (o.total.ends[status] ?? 0), 0);
   const tiles: Array<[value: string, name: string, href?: string]> = [
     [count(o.total.arrivals), "arrived in the hour", link("/executions")],
@@ -37,11 +38,15 @@ function Overview() {
     <>
       <Failure of={list.error} />
       <p class="faint">
-        {o.org ? `Executions of ${o.org}` : "Executions of all organisations"} in the last hour; complete since <Time at={o.from} />.
+        {o.org ? `Executions of ${o.org}` : "Executions of all organisations"} in the last hour; complete since{" "}
+        <Time at={o.from} />.
       </p>
       <div class="tiles">
         {tiles.map(([value, name, href]) => (
-          <div class="tile" key={name}><b>{value}</b>{href ? <a href={href}>{name}</a> : <span>{name}</span>}</div>
+          <div class="tile" key={name}>
+            <b>{value}</b>
+            {href ? <a href={href}>{name}</a> : <span>{name}</span>}
+          </div>
         ))}
       </div>
       <Minutes of={o} />
@@ -55,15 +60,22 @@ function Minutes({ of: o }: { of: Figures }) {
   const zone = useContext(Zone);
   const labels = o.minutes.map((m) => formatTime(m.at, zone).slice(11, 16));
   const known = o.minutes.flatMap((m) => Object.keys(m.ends));
-  const ends = ["success", "failed", "timeout", "oom", "seccomp", "cancelled"].filter((s) => s === "success" || known.includes(s));
+  const ends = ["success", "failed", "timeout", "oom", "seccomp", "cancelled"].filter((s) =>
+    s === "success" || known.includes(s)
+  );
   const times = (what: "wait" | "duration") => [
     { name: "p50", values: o.minutes.map((m) => m[what].p50_ms) },
     { name: "p99", values: o.minutes.map((m) => m[what].p99_ms) },
   ];
   return (
     <div class="columns">
-      <Chart title="Arrivals a minute" labels={labels} series={[{ name: "arrivals", values: o.minutes.map((m) => m.arrivals) }]} />
-      <Chart title="Ended a minute" labels={labels}
+      <Chart
+        title="Arrivals a minute"
+        labels={labels}
+        series={[{ name: "arrivals", values: o.minutes.map((m) => m.arrivals) }]} />
+      <Chart
+        title="Ended a minute"
+        labels={labels}
         series={ends.map((name) => ({ name, values: o.minutes.map((m) => m.ends[name] ?? 0) }))} />
       <Chart title="Waiting time" labels={labels} kind="lines" series={times("wait")} format={duration} />
       <Chart title="Run time" labels={labels} kind="lines" series={times("duration")} format={duration} />
@@ -116,17 +128,25 @@ function Server({ of: o }: { of: Figures }) {
           <b>{s.workers ? `${count(s.workers.slots - s.workers.free_slots)} of ${count(s.workers.slots)}` : "–"}</b>
           <span>slots in use</span>
         </div>
-        {processes.value?.processes.map((p) => p.disk && (
-          <div class="tile" key={p.name}>
-            <b>{bytes(p.disk.free)}</b>
-            <span>free on the disk of <Name>{p.name}</Name></span>
-          </div>
-        ))}
+        {processes.value?.processes.map((p) =>
+          p.disk && (
+            <div class="tile" key={p.name}>
+              <b>{bytes(p.disk.free)}</b>
+              <span>
+                free on the disk of <Name>{p.name}</Name>
+              </span>
+            </div>
+          )
+        )}
       </div>
       <Failure of={processes.error} />
-      {processes.value?.processes.flatMap((p) => p.problems.map((problem) => (
-        <p class="failure" key={p.name + problem.need}><Name>{`${p.name}: ${problem.need}: ${problem.message}`}</Name></p>
-      )))}
+      {processes.value?.processes.flatMap((p) =>
+        p.problems.map((problem) => (
+          <p class="failure" key={p.name + problem.need}>
+            <Name>{`${p.name}: ${problem.need}: ${problem.message}`}</Name>
+          </p>
+        ))
+      )}
     </Section>
   );
 }

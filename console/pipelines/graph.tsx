@@ -87,16 +87,14 @@ export function Graph({ id, cells, chosen }: { id: string; cells: PipelineCell[]
               key={s.step}
               role="group"
               aria-label={s.step}
-              style={{ left: `${left(s)}px`, top: `${s.y}px`, width: `${width}px`, height: `${s.height}px` }}
-            >
+              style={{ left: `${left(s)}px`, top: `${s.y}px`, width: `${width}px`, height: `${s.height}px` }}>
               {s.cells[0].cell !== null && <strong>{s.step}</strong>}
               {s.cells.map((c) => (
                 <a
                   key={c.cell}
                   href={link(`/pipelines/${id}`, { cell: keyOf(c) })}
                   aria-current={c === chosen ? "true" : undefined}
-                  title={keyOf(c)}
-                >
+                  title={keyOf(c)}>
                   <span class="name">
                     <Name>{c.cell ? values(c.cell) : c.step}</Name>
                   </span>{" "}

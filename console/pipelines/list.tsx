@@ -62,8 +62,7 @@ export function Pipelines() {
           <Empty command="bullpen ci run ci.yaml">
             No pipeline has run yet. A pipeline is a file of steps that depend on each other.
           </Empty>
-        }
-      />
+        } />
       {list.value && list.value.length > 0 && (
         <Section title="Caches">
           <Caches />
@@ -96,8 +95,7 @@ function Caches() {
         <Action
           danger
           confirm="Remove this cache? The next step that names its key creates it again."
-          run={() => call("removePipelineCache", { key: c.key }).then(list.reload)}
-        >
+          run={() => call("removePipelineCache", { key: c.key }).then(list.reload)}>
           Remove
         </Action>
       ),
@@ -109,7 +107,6 @@ function Caches() {
       columns={columns}
       list={list}
       keyOf={(c) => c.key}
-      empty={<Empty>No step has created a cache.</Empty>}
-    />
+      empty={<Empty>No step has created a cache.</Empty>} />
   );
 }

@@ -26,7 +26,6 @@ export function NewPipeline() {
       value={{ file: example }}
       label="Run"
       submit={async (v) =>
-        navigate(path("pipelines", (await call("createPipeline", { body: v as PipelineRequest })).id))}
-    />
+        navigate(path("pipelines", (await call("createPipeline", { body: v as PipelineRequest })).id))} />
   );
 }

@@ -29,8 +29,7 @@ export function Pipeline({ args: { id } }: { args: Record<string, string> }) {
           <Action
             danger
             confirm="Cancel everything that has not ended?"
-            run={() => call("cancelPipeline", { id }).then(reload)}
-          >
+            run={() => call("cancelPipeline", { id }).then(reload)}>
             Cancel
           </Action>
         )}
@@ -65,8 +64,7 @@ function Cell({ id, cell: c, reload }: { id: string; cell: PipelineCell; reload:
   return (
     <Section
       title={`Step ${keyOf(c)}`}
-      actions={c.trace_id && <a href={link(path("executions", c.trace_id))}>{c.trace_id}</a>}
-    >
+      actions={c.trace_id && <a href={link(path("executions", c.trace_id))}>{c.trace_id}</a>}>
       <Facts
         of={[
           ["Status", <Status of={c.status} />],
@@ -75,8 +73,7 @@ function Cell({ id, cell: c, reload }: { id: string; cell: PipelineCell; reload:
           ["Started", <Time at={c.started_at} />],
           ["Ran", c.started_at ? <Took from={c.started_at} to={c.ended_at} /> : undefined],
           ["Waiting for", c.waiting_for?.message],
-        ]}
-      />
+        ]} />
       {c.reason && (
         <p class="failure">
           <Name>{c.reason}</Name>
@@ -105,8 +102,7 @@ function Cell({ id, cell: c, reload }: { id: string; cell: PipelineCell; reload:
                     step: c.step,
                     cell: c.cell ?? undefined,
                     artifact: a.name,
-                  }).href}
-                >
+                  }).href}>
                   {a.name}.tar
                 </a>
               )
@@ -167,8 +163,7 @@ function Report({ p }: { p: WholePipeline }) {
               )
               : undefined,
           ],
-        ]}
-      />
+        ]} />
       <Waterfall
         label="Steps by time"
         steps={ran.map((c) => ({
@@ -177,8 +172,7 @@ function Report({ p }: { p: WholePipeline }) {
           bad: c.status === "failed",
           after_ms: Date.parse(c.started_at!) - begin,
           duration_ms: took(c.started_at, c.ended_at)!,
-        }))}
-      />
+        }))} />
     </Section>
   );
 }

@@ -112,8 +112,13 @@ interface GuestEntry {
 
 // entry describes a file or a directory. A link is described by what it leads to.
 function entry(e: GuestEntry) {
-  const type = e.type === "FILE_TYPE_FILE" ? "file" : e.type === "FILE_TYPE_DIRECTORY" ? "directory"
-    : e.isSymlink ? "link" : "special";
+  const type = e.type === "FILE_TYPE_FILE"
+    ? "file"
+    : e.type === "FILE_TYPE_DIRECTORY"
+    ? "directory"
+    : e.isSymlink
+    ? "link"
+    : "special";
   return { name: e.name, path: e.path, type, size: Number(e.size ?? 0), modified: e.modifiedTime } as const;
 }
 

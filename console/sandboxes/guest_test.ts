@@ -9,7 +9,8 @@ const framed = (flags: number, text: string) => {
 Deno.test("a message of a guest's stream may be cut anywhere", async () => {
   const events = [{ start: { pid: 7 } }, { data: { stdout: "w6k=".repeat(100), seq: "1" } }, { end: { exited: true } }];
   const stream = Uint8Array.from([
-    ...events.flatMap((event) => framed(0, JSON.stringify({ event }))), ...framed(2, `{"error":{"code":"not_found"}}`),
+    ...events.flatMap((event) => framed(0, JSON.stringify({ event }))),
+    ...framed(2, `{"error":{"code":"not_found"}}`),
   ]);
   for (let size = 1; size <= stream.length; size++) {
     const pieces = new ReadableStream<Uint8Array>({

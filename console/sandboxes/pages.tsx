@@ -12,7 +12,15 @@ import { Sandbox } from "./sandbox.tsx";
 type State = NonNullable<Args<"listSandboxes">["state"]>;
 const states: State[] = ["starting", "running", "stopping", "paused", "ended"];
 const order = [
-  "name", "profile", "timeout", "on_timeout", "idle_timeout", "thread_id", "sub_paths", "env_vars", "metadata",
+  "name",
+  "profile",
+  "timeout",
+  "on_timeout",
+  "idle_timeout",
+  "thread_id",
+  "sub_paths",
+  "env_vars",
+  "metadata",
 ];
 
 const columns: Column<LiveSandbox>[] = [
@@ -53,16 +61,24 @@ function Sandboxes() {
         {mayExecute && (
           <Opener label="Create a sandbox" primary>
             {(close) => (
-              <Form schema="SandboxRequest" fields={order} label="Create" submit={async (body) => {
-                const made = await call("createSandbox", { body: body as SandboxRequest });
-                close();
-                navigate(path("sandboxes", made.id));
-              }} />
+              <Form
+                schema="SandboxRequest"
+                fields={order}
+                label="Create"
+                submit={async (body) => {
+                  const made = await call("createSandbox", { body: body as SandboxRequest });
+                  close();
+                  navigate(path("sandboxes", made.id));
+                }} />
             )}
           </Opener>
         )}
       </div>
-      <Table label="Sandboxes" columns={columns} list={list} keyOf={(s) => s.id}
+      <Table
+        label="Sandboxes"
+        columns={columns}
+        list={list}
+        keyOf={(s) => s.id}
         hrefOf={(s) => link(path("sandboxes", s.id))}
         empty={
           <Empty command="bullpen sandbox create --name build --timeout 1h --on-timeout pause">

@@ -23,10 +23,18 @@ export function Processes({ id, idle }: { id: string; idle: boolean }) {
   });
   const columns: Column<Process>[] = [
     { head: "PID", cell: (p) => p.pid, class: "number" },
-    { head: "Command", cell: (p) => <code><Name>{[p.config?.cmd, ...p.config?.args ?? []].join(" ")}</Name></code> },
+    {
+      head: "Command",
+      cell: (p) => (
+        <code>
+          <Name>{[p.config?.cmd, ...p.config?.args ?? []].join(" ")}</Name>
+        </code>
+      ),
+    },
     { head: "Directory", cell: (p) => <Name>{p.config?.cwd}</Name> },
     {
-      head: "Actions", cell: (p) => (
+      head: "Actions",
+      cell: (p) => (
         <>
           <button onClick={() => setPID(String(p.pid))}>Output</button>{" "}
           <Action run={() => sendSignal(id, p.pid, "SIGNAL_SIGTERM").then(list.reload)}>Stop</Action>{" "}
@@ -38,8 +46,14 @@ export function Processes({ id, idle }: { id: string; idle: boolean }) {
   return (
     <>
       <form class="actions" onSubmit={(e) => (e.preventDefault(), submit(command))}>
-        <input class="mono wide" aria-label="Command" placeholder="a command for sh, such as: ls -la" required
-          spellcheck={false} value={command} onInput={(e) => setCommand(e.currentTarget.value)} />
+        <input
+          class="mono wide"
+          aria-label="Command"
+          placeholder="a command for sh, such as: ls -la"
+          required
+          spellcheck={false}
+          value={command}
+          onInput={(e) => setCommand(e.currentTarget.value)} />
         <select aria-label="User" value={user} onChange={(e) => setUser(e.currentTarget.value)}>
           <option>user</option>
           <option>root</option>
@@ -49,7 +63,10 @@ export function Processes({ id, idle }: { id: string; idle: boolean }) {
       </form>
       {failure}
       {pid && <ProcessOutput key={pid} id={id} pid={Number(pid)} ended={list.reload} close={() => setPID("")} />}
-      <Table label="Processes" columns={columns} list={{ ...list, value: list.value ?? (list.error && []) }}
+      <Table
+        label="Processes"
+        columns={columns}
+        list={{ ...list, value: list.value ?? (list.error && []) }}
         keyOf={(p) => String(p.pid)}
         empty={
           <Empty command={`bullpen sandbox exec ${id} -- ls -la`}>

@@ -21,7 +21,10 @@ export function Sandbox({ args: { id } }: { args: Record<string, string> }) {
   const timeout = (label: string, run: (body: SandboxTimeout) => Promise<unknown>) => (
     <Opener label={label}>
       {(close) => (
-        <Form schema="SandboxTimeout" label={label} submit={(body) => run(body).then(() => (close(), reload()))} />
+        <Form
+          schema="SandboxTimeout"
+          label={label}
+          submit={(body) => run(body).then(() => (close(), reload()))} />
       )}
     </Opener>
   );
@@ -33,34 +36,52 @@ export function Sandbox({ args: { id } }: { args: Record<string, string> }) {
         {mayExecute && running && <Action run={() => call("pauseSandbox", { id }).then(reload)}>Pause</Action>}
         {mayExecute && s.state === "paused" && timeout("Resume", (body) => call("resumeSandbox", { id, body }))}
         {mayExecute && s.state !== "ended" && (
-          <Action danger confirm="End this sandbox for good?" run={() => call("deleteSandbox", { id }).then(reload)}>
+          <Action
+            danger
+            confirm="End this sandbox for good?"
+            run={() => call("deleteSandbox", { id }).then(reload)}>
             Delete
           </Action>
         )}
       </div>
       <Failure of={error} />
       <Facts of={facts(s)} />
-      <Tabs of={[
-        mayExecute && running && ["Processes", () => <Processes id={id} idle={Boolean(s.idle_timeout)} />],
-        mayExecute && running && ["Files", () => <Files of={guestFiles(id)} />],
-        mayExecute && ["Log", () => <Logs key={`${s.trace_id} ${s.state}`} id={id} />],
-        ["Acts", () => <Acts of={s.acts} />],
-      ]} />
+      <Tabs
+        of={[
+          mayExecute && running && ["Processes", () => <Processes id={id} idle={Boolean(s.idle_timeout)} />],
+          mayExecute && running && ["Files", () => <Files of={guestFiles(id)} />],
+          mayExecute && ["Log", () => <Logs key={`${s.trace_id} ${s.state}`} id={id} />],
+          ["Acts", () => <Acts of={s.acts} />],
+        ]} />
     </>
   );
 }
 
 function facts(s: LiveSandbox): Parameters<typeof Facts>[0]["of"] {
   return [
-    ["Name", <Name>{s.name}</Name>], ["Profile", s.profile || "the key's"],
+    ["Name", <Name>{s.name}</Name>],
+    ["Profile", s.profile || "the key's"],
     ["Stopped because", s.reason ? <Name>{s.message ?? s.reason}</Name> : undefined],
-    ["Created", <Time at={s.created_at} />], ["Started", <Time at={s.started_at} />],
+    ["Created", <Time at={s.created_at} />],
+    ["Started", <Time at={s.started_at} />],
     ["Stopped", s.stopped_at ? <Time at={s.stopped_at} /> : undefined],
     [s.stopped_at ? "Expired" : "Expires", s.reason && s.stopped_at ? undefined : <Time at={s.expires_at} />],
-    ["At its timeout", s.on_timeout], ["Idle timeout", s.idle_timeout ? `${s.idle_timeout} s` : undefined],
-    ["Starts", s.starts], ["Execution", <a href={link(path("executions", s.trace_id))}>{s.trace_id}</a>],
-    ["Thread", s.thread_id ? <a href={link(path("threads", s.thread_id))}><Name>{s.thread_id}</Name></a> : undefined],
-    ["API key", <Name>{s.key_id}</Name>], ["Metadata", <Pairs of={s.metadata} />],
+    ["At its timeout", s.on_timeout],
+    ["Idle timeout", s.idle_timeout ? `${s.idle_timeout} s` : undefined],
+    ["Starts", s.starts],
+    ["Execution", <a href={link(path("executions", s.trace_id))}>{s.trace_id}</a>],
+    [
+      "Thread",
+      s.thread_id
+        ? (
+          <a href={link(path("threads", s.thread_id))}>
+            <Name>{s.thread_id}</Name>
+          </a>
+        )
+        : undefined,
+    ],
+    ["API key", <Name>{s.key_id}</Name>],
+    ["Metadata", <Pairs of={s.metadata} />],
   ];
 }
 
@@ -81,21 +102,27 @@ function guestFiles(id: string): Source {
 // Logs shows what the processes have printed since the last start.
 function Logs({ id }: { id: string }) {
   const log = useLog([id]);
-  const { value, error, reload, loading } = useLive(async (signal) => {
-    const { entries, truncated } = await call("readSandboxLogs", { id }, signal);
-    log.clear();
-    for (const e of entries) {
-      const source = `${e.pid} ${e.stream}`;
-      if (e.type === "start") log.add("gap", `${e.pid} $ ${e.command}\n`);
-      else if (e.type === "output") log.add(e.stream === "stderr" ? "stderr" : "stdout", e.text ?? "", source);
-      else if (e.type === "end") log.add("gap", `${e.pid} ended with exit code ${e.exit_code}\n`);
-      else if (e.type === "dropped") log.add("gap", `… ${e.count} entries are missing here …\n`);
-    }
-    return { truncated };
-  }, [id], "sandboxes");
+  const { value, error, reload, loading } = useLive(
+    async (signal) => {
+      const { entries, truncated } = await call("readSandboxLogs", { id }, signal);
+      log.clear();
+      for (const e of entries) {
+        const source = `${e.pid} ${e.stream}`;
+        if (e.type === "start") log.add("gap", `${e.pid} $ ${e.command}\n`);
+        else if (e.type === "output") log.add(e.stream === "stderr" ? "stderr" : "stdout", e.text ?? "", source);
+        else if (e.type === "end") log.add("gap", `${e.pid} ended with exit code ${e.exit_code}\n`);
+        else if (e.type === "dropped") log.add("gap", `… ${e.count} entries are missing here …\n`);
+      }
+      return { truncated };
+    },
+    [id],
+    "sandboxes",
+  );
   return (
     <>
-      <div class="actions"><button onClick={reload} disabled={loading}>Read again</button></div>
+      <div class="actions">
+        <button onClick={reload} disabled={loading}>Read again</button>
+      </div>
       <Failure of={error} />
       {value?.truncated && <p class="faint">Entries are missing: the log has reached its limit.</p>}
       {log.cut && <p class="faint">Only the end is shown here.</p>}
@@ -108,10 +135,21 @@ const acts: Column<SandboxAct>[] = [
   { head: "Act", cell: (a) => a.act },
   { head: "At", cell: (a) => <Time at={a.at} /> },
   { head: "API key or member", cell: (a) => <Name>{a.key_id}</Name> },
-  { head: "Request", cell: (a) => <code><Name>{a.request_id}</Name></code> },
+  {
+    head: "Request",
+    cell: (a) => (
+      <code>
+        <Name>{a.request_id}</Name>
+      </code>
+    ),
+  },
 ];
 
 const Acts = ({ of }: { of: SandboxAct[] }) => (
-  <Table label="Acts" columns={acts} list={{ value: of, loading: false }} keyOf={(a) => a.at + a.act}
+  <Table
+    label="Acts"
+    columns={acts}
+    list={{ value: of, loading: false }}
+    keyOf={(a) => a.at + a.act}
     empty={<Empty>Nobody has done anything with it.</Empty>} />
 );

@@ -19,8 +19,7 @@ function ScheduleForm(
       after="every"
       fields={["name", "cron", "time_zone", "every", "request"]}
       more={["overlap", "missed", "jitter", "paused"]}
-      submit={async (v) => navigate(path("schedules", (await send(v as ScheduleRequest)).id))}
-    >
+      submit={async (v) => navigate(path("schedules", (await send(v as ScheduleRequest)).id))}>
       {(v) => <Preview cron={v.cron as string} every={v.every as number} zone={v.time_zone as string} />}
     </Form>
   );
@@ -31,8 +30,7 @@ export function NewSchedule() {
     <ScheduleForm
       value={{ request: { language: "python" } }}
       label="Create"
-      send={(body) => call("createSchedule", { body })}
-    />
+      send={(body) => call("createSchedule", { body })} />
   );
 }
 
@@ -44,8 +42,7 @@ export function EditSchedule({ args: { id } }: { args: Record<string, string> })
     <ScheduleForm
       value={{ name, cron, time_zone, every, overlap, missed, jitter, request }}
       label="Save"
-      send={(body) => call("patchSchedule", { id, body })}
-    />
+      send={(body) => call("patchSchedule", { id, body })} />
   );
 }
 

@@ -86,8 +86,7 @@ export function Schedules() {
           <Empty command="bullpen schedule create --name report --cron '30 2 * * *' --time-zone Europe/Berlin report.py">
             There are no schedules. A schedule runs a program at set times.
           </Empty>
-        }
-      />
+        } />
     </>
   );
 }

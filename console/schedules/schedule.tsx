@@ -70,8 +70,7 @@ export function Schedule({ args: { id } }: { args: Record<string, string> }) {
               danger
               confirm="Delete this schedule? Executions that have started go on."
               run={() => call("deleteSchedule", { id }).then(() => navigate("/schedules"))}
-              done="The schedule is deleted."
-            >
+              done="The schedule is deleted.">
               Delete
             </Action>
           </>
@@ -99,8 +98,7 @@ export function Schedule({ args: { id } }: { args: Record<string, string> }) {
           ["Key", <code>{s.key_id}</code>],
           ["Created", <Time at={s.created_at} />],
           ["Changed", <Time at={s.updated_at} />],
-        ]}
-      />
+        ]} />
       <div class="columns">
         <Section title="Next ticks">
           <NextTicks of={s} reload={reload} />
@@ -114,8 +112,7 @@ export function Schedule({ args: { id } }: { args: Record<string, string> }) {
               ["Thread", s.request.thread_id ? <Name>{s.request.thread_id}</Name> : undefined],
               ["Arguments", s.request.args?.length ? <Name>{s.request.args.join(" ")}</Name> : undefined],
               ["Metadata", s.request.metadata ? <Pairs of={s.request.metadata} /> : undefined],
-            ]}
-          />
+            ]} />
           <pre class="file" tabIndex={0}><Name>{s.request.code}</Name></pre>
         </Section>
       </div>
@@ -125,8 +122,7 @@ export function Schedule({ args: { id } }: { args: Record<string, string> }) {
           columns={columns}
           list={{ value: s.runs, loading: false }}
           keyOf={(r) => r.tick + r.at}
-          empty={<Empty>It has not ticked yet.</Empty>}
-        />
+          empty={<Empty>It has not ticked yet.</Empty>} />
       </Section>
       <Section title="Executions">
         <ExecutionTable filter={{ schedule: id }} empty="It has started nothing yet." />

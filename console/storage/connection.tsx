@@ -43,12 +43,17 @@ export function Storage({ args: { slug } }: { args: Record<string, string> }) {
         )}
         <Opener label="Edit">
           {(close) => (
-            <Form schema="ConnectionRequest" fields={settings[c.kind]} label="Save" value={{ ...c }} submit={async (v) => {
-              const body = { ...v, slug, kind: c.kind } as unknown as ConnectionRequest;
-              await call("replaceConnection", { ...at, body });
-              close();
-              reload();
-            }} />
+            <Form
+              schema="ConnectionRequest"
+              fields={settings[c.kind]}
+              label="Save"
+              value={{ ...c }}
+              submit={async (v) => {
+                const body = { ...v, slug, kind: c.kind } as unknown as ConnectionRequest;
+                await call("replaceConnection", { ...at, body });
+                close();
+                reload();
+              }} />
           )}
         </Opener>
         {isVolume && (
@@ -59,41 +64,58 @@ export function Storage({ args: { slug } }: { args: Record<string, string> }) {
         {isVolume && (
           <Opener label="Fork">
             {(close) => (
-              <Form schema="ForkVolumeRequest" label="Fork" value={{ version: number }} submit={async (body) => {
-                const made = await call("forkVolume", { ...at, body: body as unknown as ForkVolumeRequest });
-                close();
-                navigate(path("storage", made.slug), { org });
-              }} />
+              <Form
+                schema="ForkVolumeRequest"
+                label="Fork"
+                value={{ version: number }}
+                submit={async (body) => {
+                  const made = await call("forkVolume", { ...at, body: body as unknown as ForkVolumeRequest });
+                  close();
+                  navigate(path("storage", made.slug), { org });
+                }} />
             )}
           </Opener>
         )}
-        <Action danger
+        <Action
+          danger
           confirm={isVolume ? "Remove this volume with all its versions and files?" : "Remove this? The storage stays."}
-          run={() => call("removeConnection", at).then(() => navigate("/storage"))}>Remove</Action>
+          run={() => call("removeConnection", at).then(() => navigate("/storage"))}>
+          Remove
+        </Action>
       </div>
       <Failure of={error ?? volume.error} />
-      <Facts of={[
-        ["Kind", c.kind], ["Organisation", c.org], ["Endpoint", c.endpoint && <Name>{c.endpoint}</Name>],
-        ["Bucket", c.bucket],
-        ["Region", c.region], ["Credential", c.credential], ["Directory", c.directory && <Name>{c.directory}</Name>],
-        ["Prefix", c.prefix && <Name>{c.prefix}</Name>], ["Programs may", c.read_only ? "read" : "read and change"],
-        ["Description", c.description && <Name>{c.description}</Name>],
-        ["Tested", c.tested_at ? <Time at={c.tested_at} /> : undefined],
-        ["Created", <Time at={c.created_at} />], ["Changed", <Time at={c.updated_at} />],
-        ["Quota", v && bytes(v.quota)], ["Version", v?.version], ["Size", v && bytes(v.bytes)],
-        ["Files", v && count(v.files)],
-        ["Held by", v && <Execution id={v.holder} none="nobody" />],
-      ]} />
-      <Tabs of={[
-        mayFiles && ["Files", () => (
-          <>
-            {v && <VersionChoice of={v.versions} />}
-            <Files of={stored("volume", slug, number, !c.read_only)} />
-          </>
-        )],
-        v && ["Versions", () => <Versions of={v.versions} mayFiles={mayFiles} />],
-        v && mayFiles && ["Difference", () => <Difference source="volume" id={slug} versions={v.versions} />],
-      ]} />
+      <Facts
+        of={[
+          ["Kind", c.kind],
+          ["Organisation", c.org],
+          ["Endpoint", c.endpoint && <Name>{c.endpoint}</Name>],
+          ["Bucket", c.bucket],
+          ["Region", c.region],
+          ["Credential", c.credential],
+          ["Directory", c.directory && <Name>{c.directory}</Name>],
+          ["Prefix", c.prefix && <Name>{c.prefix}</Name>],
+          ["Programs may", c.read_only ? "read" : "read and change"],
+          ["Description", c.description && <Name>{c.description}</Name>],
+          ["Tested", c.tested_at ? <Time at={c.tested_at} /> : undefined],
+          ["Created", <Time at={c.created_at} />],
+          ["Changed", <Time at={c.updated_at} />],
+          ["Quota", v && bytes(v.quota)],
+          ["Version", v?.version],
+          ["Size", v && bytes(v.bytes)],
+          ["Files", v && count(v.files)],
+          ["Held by", v && <Execution id={v.holder} none="nobody" />],
+        ]} />
+      <Tabs
+        of={[
+          mayFiles && ["Files", () => (
+            <>
+              {v && <VersionChoice of={v.versions} />}
+              <Files of={stored("volume", slug, number, !c.read_only)} />
+            </>
+          )],
+          v && ["Versions", () => <Versions of={v.versions} mayFiles={mayFiles} />],
+          v && mayFiles && ["Difference", () => <Difference source="volume" id={slug} versions={v.versions} />],
+        ]} />
     </>
   );
 }

@@ -12,7 +12,10 @@ import { Storage } from "./connection.tsx";
 const columns: Column<Connection>[] = [
   { head: "Connection", cell: (c) => <code>{c.slug}</code> },
   { head: "Kind", cell: (c) => c.kind },
-  { head: "Where", cell: (c) => <Name>{[c.endpoint, c.bucket ?? c.directory, c.prefix].filter(Boolean).join("/")}</Name> },
+  {
+    head: "Where",
+    cell: (c) => <Name>{[c.endpoint, c.bucket ?? c.directory, c.prefix].filter(Boolean).join("/")}</Name>,
+  },
   { head: "Quota", cell: (c) => bytes(c.bytes), class: "number" },
   { head: "Programs may", cell: (c) => c.removing ? "not use it any more" : c.read_only ? "read" : "read and change" },
   { head: "Tested", cell: (c) => <Time at={c.tested_at} /> },
@@ -22,7 +25,17 @@ const columns: Column<Connection>[] = [
 ];
 
 const fields = [
-  "slug", "kind", "bytes", "bucket", "endpoint", "region", "path_style", "credential", "directory", "prefix", "read_only",
+  "slug",
+  "kind",
+  "bytes",
+  "bucket",
+  "endpoint",
+  "region",
+  "path_style",
+  "credential",
+  "directory",
+  "prefix",
+  "read_only",
   "description",
 ];
 
@@ -42,15 +55,23 @@ function Connections() {
       <div class="filters">
         <Opener label="Create a connection" primary>
           {(close) => (
-            <Form schema="ConnectionRequest" fields={fields} label="Create" submit={async (body) => {
-              const made = await call("createConnection", { body: body as unknown as ConnectionRequest });
-              close();
-              navigate(path("storage", made.slug));
-            }} />
+            <Form
+              schema="ConnectionRequest"
+              fields={fields}
+              label="Create"
+              submit={async (body) => {
+                const made = await call("createConnection", { body: body as unknown as ConnectionRequest });
+                close();
+                navigate(path("storage", made.slug));
+              }} />
           )}
         </Opener>
       </div>
-      <Table label="Storage connections" columns={columns} list={list} keyOf={(c) => c.org + "/" + c.slug}
+      <Table
+        label="Storage connections"
+        columns={columns}
+        list={list}
+        keyOf={(c) => c.org + "/" + c.slug}
         hrefOf={(c) => link(path("storage", c.slug), { org: c.org === org ? "" : c.org })}
         empty={
           <Empty command="bullpen connection create work --kind volume --bytes 1GiB">

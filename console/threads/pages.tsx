@@ -29,7 +29,12 @@ function Threads() {
     "executions",
   );
   return (
-    <Table label="Threads" columns={columns} list={list} keyOf={(t) => t.id} hrefOf={(t) => link(path("threads", t.id))}
+    <Table
+      label="Threads"
+      columns={columns}
+      list={list}
+      keyOf={(t) => t.id}
+      hrefOf={(t) => link(path("threads", t.id))}
       empty={
         <Empty command="echo 'date >> visits' | bullpen run --thread notebook-1 -l bash -">
           A thread is a home directory that outlives executions. The first execution that names it makes it:

@@ -21,48 +21,67 @@ export function Thread({ args: { id } }: { args: Record<string, string> }) {
   return (
     <>
       <div class="actions">
-        <code><Name>{id}</Name></code>
+        <code>
+          <Name>{id}</Name>
+        </code>
         {mayFiles && <a class="button" href={archive(id, number)} download={`${id}.tar`}>Download as a tar</a>}
         {mayFiles && (
           <Opener label="Fork">
             {(close) => (
-              <Form schema="ForkRequest" label="Fork" value={{ version: number }} submit={async (body) => {
-                const made = await call("forkThread", { id, body: body as unknown as ForkRequest });
-                close();
-                navigate(path("threads", made.id));
-              }} />
+              <Form
+                schema="ForkRequest"
+                label="Fork"
+                value={{ version: number }}
+                submit={async (body) => {
+                  const made = await call("forkThread", { id, body: body as unknown as ForkRequest });
+                  close();
+                  navigate(path("threads", made.id));
+                }} />
             )}
           </Opener>
         )}
         {mayFiles && (
-          <Action danger confirm="Delete this thread with all its versions and files?"
-            run={() => call("deleteThread", { id }).then(() => navigate("/threads"))}>Delete</Action>
+          <Action
+            danger
+            confirm="Delete this thread with all its versions and files?"
+            run={() => call("deleteThread", { id }).then(() => navigate("/threads"))}>
+            Delete
+          </Action>
         )}
       </div>
       <Failure of={error} />
-      <Facts of={[
-        ["Version", t.version], ["Size", bytes(t.bytes)], ["Files", count(t.files)],
-        ["Created", <Time at={t.created_at} />], ["Used", <Time at={t.used_at} />],
-        ["Held by", <Execution id={t.holder} none="nobody" />],
-      ]} />
+      <Facts
+        of={[
+          ["Version", t.version],
+          ["Size", bytes(t.bytes)],
+          ["Files", count(t.files)],
+          ["Created", <Time at={t.created_at} />],
+          ["Used", <Time at={t.used_at} />],
+          ["Held by", <Execution id={t.holder} none="nobody" />],
+        ]} />
       {t.staged.length > 0 && !number && (
         <p class="faint">
           In no version yet, for the next execution: {t.staged.slice(0, 20).map((f, i) => (
-            <span key={f.path}>{i > 0 && ", "}<FileName of={f.path} /></span>
-          ))}{t.staged.length > 20 && ` and ${t.staged.length - 20} more`}
+            <span key={f.path}>
+              {i > 0 && ", "}
+              <FileName of={f.path} />
+            </span>
+          ))}
+          {t.staged.length > 20 && ` and ${t.staged.length - 20} more`}
         </p>
       )}
-      <Tabs of={[
-        mayFiles && ["Files", () => (
-          <>
-            <VersionChoice of={t.versions} />
-            <Files of={stored("thread", id, number, mayFiles)} />
-          </>
-        )],
-        ["Versions", () => <Versions of={t.versions} mayFiles={mayFiles} />],
-        mayFiles && ["Difference", () => <Difference source="thread" id={id} versions={t.versions} />],
-        ["Executions", () => <ExecutionTable filter={{ thread_id: id }} empty="No execution of it is kept." />],
-      ]} />
+      <Tabs
+        of={[
+          mayFiles && ["Files", () => (
+            <>
+              <VersionChoice of={t.versions} />
+              <Files of={stored("thread", id, number, mayFiles)} />
+            </>
+          )],
+          ["Versions", () => <Versions of={t.versions} mayFiles={mayFiles} />],
+          mayFiles && ["Difference", () => <Difference source="thread" id={id} versions={t.versions} />],
+          ["Executions", () => <ExecutionTable filter={{ thread_id: id }} empty="No execution of it is kept." />],
+        ]} />
     </>
   );
 }

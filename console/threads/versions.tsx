@@ -31,8 +31,13 @@ export function Versions({ of, mayFiles }: { of: ThreadVersion[]; mayFiles: bool
     });
   }
   return (
-    <Table label="Versions" columns={columns} list={{ value: of, loading: false }} keyOf={(v) => String(v.number)}
-      hrefOf={mayFiles ? (v) => link(at, { version: v.number }) : undefined} empty={none} />
+    <Table
+      label="Versions"
+      columns={columns}
+      list={{ value: of, loading: false }}
+      keyOf={(v) => String(v.number)}
+      hrefOf={mayFiles ? (v) => link(at, { version: v.number }) : undefined}
+      empty={none} />
   );
 }
 
@@ -71,7 +76,8 @@ export function Difference({ source, id, versions }: {
   if (!versions.length) return none;
   const choice = (label: string, value: string, set: (v: string) => void, other: string, name: string) => (
     <label>
-      {label} <select value={value} onChange={(e) => set(e.currentTarget.value)}>
+      {label}{" "}
+      <select value={value} onChange={(e) => set(e.currentTarget.value)}>
         {other === "" && <option value="">{name}</option>}
         {versions.map((v) => <option key={v.number} value={v.number}>{v.number}</option>)}
         {other !== "" && <option value={other}>{name}</option>}
@@ -90,15 +96,22 @@ export function Difference({ source, id, versions }: {
       <Failure of={error} />
       {value?.truncated && <p class="faint">There are more changes: look at the directories one by one.</p>}
       {value && !diff && (
-        <Table label="Changes" columns={changes} list={{ value: value.changes, loading: false }} keyOf={(c) => c.path}
+        <Table
+          label="Changes"
+          columns={changes}
+          list={{ value: value.changes, loading: false }}
+          keyOf={(c) => c.path}
           hrefOf={(c) => link(at.path, { ...Object.fromEntries(at.query), below: c.path })}
           empty={<Empty>Nothing differs.</Empty>} />
       )}
       {diff?.text && <Diff of={diff.text} />}
       {diff && !diff.text && (
         <Empty>
-          {diff.kind === "binary" ? "The content differs, and is no text." : diff.kind === "too_large"
-            ? "The file is too large to compare." : "The text does not differ."}
+          {diff.kind === "binary"
+            ? "The content differs, and is no text."
+            : diff.kind === "too_large"
+            ? "The file is too large to compare."
+            : "The text does not differ."}
         </Empty>
       )}
     </>
@@ -114,5 +127,9 @@ const changes: Column<FileChange>[] = [
 
 function State({ of }: { of: FileState | null }) {
   if (!of) return <span class="faint">–</span>;
-  return <>{of.type === "file" ? bytes(of.size) : of.type} <span class="faint">{of.mode}</span></>;
+  return (
+    <>
+      {of.type === "file" ? bytes(of.size) : of.type} <span class="faint">{of.mode}</span>
+    </>
+  );
 }

@@ -29,7 +29,11 @@ export function Messages() {
   changed = () => set((n) => n + 1);
   return (
     <div class="messages" role="status" aria-live="polite">
-      {messages.map((m) => <p key={m.id} class={m.bad ? "failure" : ""}><Name>{m.text}</Name></p>)}
+      {messages.map((m) => (
+        <p key={m.id} class={m.bad ? "failure" : ""}>
+          <Name>{m.text}</Name>
+        </p>
+      ))}
     </div>
   );
 }
@@ -52,7 +56,10 @@ export function Action({ children, run, done, confirm: question, danger, disable
   };
   return (
     <>
-      <button class={danger ? "danger" : ""} disabled={busy || disabled} aria-busy={busy}
+      <button
+        class={danger ? "danger" : ""}
+        disabled={busy || disabled}
+        aria-busy={busy}
         onClick={() => question ? setAsking(true) : start()}>
         {children}
       </button>
@@ -77,7 +84,9 @@ export function Dialog({ title, close, children }: { title: string; close: () =>
   return (
     <dialog ref={at} aria-label={visible(title)} onClose={close}>
       <header>
-        <h2><Name>{title}</Name></h2>
+        <h2>
+          <Name>{title}</Name>
+        </h2>
         <button aria-label="Close" onClick={close}>×</button>
       </header>
       {children}

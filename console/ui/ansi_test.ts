@@ -24,7 +24,7 @@ const hostile = [
   "\x1b[38;5;200mpalette\x1b[48;2;1;2;3mtrue colour\x1b[m",
   "\x1b]0;title\x07after a title",
   "\x1b]8;;javascript:alert(1)\x1b\\link\x1b]8;;\x1b\\",
-  "\x1bP$q\"p\x1b\\after a device string",
+  '\x1bP$q"p\x1b\\after a device string',
   "\x1b[2J\x1b[H\x1b[?1049hscreens",
   "\x1b[31\nnot a sequence",
   "\x1bcreset \x1b(0 charsets",
@@ -60,7 +60,11 @@ Deno.test("nothing that a browser or a terminal would carry out is left", () => 
 Deno.test("colours and fonts", () => {
   const spans = new Terminal().write("a\x1b[1;31mb\x1b[22mc\x1b[38;5;196md\x1b[0me\x1b[38;2;300;0;5mf");
   assert.deepEqual(spans.map((s) => [s.text, s.class, s.color]), [
-    ["a", "", undefined], ["b", "bold a1", undefined], ["c", "a1", undefined], ["d", "", "rgb(255 0 0)"], ["e", "", undefined],
+    ["a", "", undefined],
+    ["b", "bold a1", undefined],
+    ["c", "a1", undefined],
+    ["d", "", "rgb(255 0 0)"],
+    ["e", "", undefined],
     ["f", "", "rgb(44 0 5)"],
   ]);
 });
@@ -68,6 +72,8 @@ Deno.test("colours and fonts", () => {
 Deno.test("an escape sequence without an end becomes text", () => {
   const terminal = new Terminal();
   let shown = "";
-  for (let i = 0; i < 10; i++) shown += terminal.write((i ? "" : "\x1b]") + "x".repeat(1000)).map((s) => s.text).join("");
+  for (let i = 0; i < 10; i++) {
+    shown += terminal.write((i ? "" : "\x1b]") + "x".repeat(1000)).map((s) => s.text).join("");
+  }
   assert.ok(shown.length > 5000, `${shown.length} of 10,000 characters`);
 });

@@ -37,7 +37,11 @@ export function Chart({ title, labels, series, kind = "bars", format = String }:
       <figcaption>
         {title}
         {(series.length > 1 || series[0]?.name !== title) && (
-          series.map((s, n) => <span class={`key s${s.colour ?? n}`} key={s.name}><Name>{s.name}</Name></span>)
+          series.map((s, n) => (
+            <span class={`key s${s.colour ?? n}`} key={s.name}>
+              <Name>{s.name}</Name>
+            </span>
+          ))
         )}
         <button class="quiet" aria-expanded={table} onClick={() => setTable(!table)}>figures</button>
       </figcaption>
@@ -55,30 +59,55 @@ export function Chart({ title, labels, series, kind = "bars", format = String }:
               const v = s.values[i] ?? 0;
               sum += v;
               return v > 0 && (
-                <rect class={`s${s.colour ?? n}`} key={s.name} x={x(i) + step * 0.1} width={step * 0.8} y={y(sum)}
+                <rect
+                  class={`s${s.colour ?? n}`}
+                  key={s.name}
+                  x={x(i) + step * 0.1}
+                  width={step * 0.8}
+                  y={y(sum)}
                   height={y(0) - y(v)}>
                   <title>{`${label} ${s.name}: ${format(v)}`}</title>
                 </rect>
               );
             });
           })
-          : series.map((s, n) => <path class={`line s${s.colour ?? n}`} key={s.name} d={line(s.values, (i) => x(i) + step / 2, y)} />)}
-        {[0, Math.floor(labels.length / 2), labels.length - 1].filter((i, n, all) => i >= 0 && all.indexOf(i) === n).map((i) => (
-          <text key={i} x={x(i) + step / 2} y={height + 4}
-            text-anchor={labels.length > 2 && i === labels.length - 1 ? "end" : "middle"}>{labels[i]}</text>
-        ))}
+          : series.map((s, n) => (
+            <path
+              class={`line s${s.colour ?? n}`}
+              key={s.name}
+              d={line(s.values, (i) => x(i) + step / 2, y)} />
+          ))}
+        {[0, Math.floor(labels.length / 2), labels.length - 1].filter((i, n, all) => i >= 0 && all.indexOf(i) === n)
+          .map((i) => (
+            <text
+              key={i}
+              x={x(i) + step / 2}
+              y={height + 4}
+              text-anchor={labels.length > 2 && i === labels.length - 1 ? "end" : "middle"}>
+              {labels[i]}
+            </text>
+          ))}
       </svg>
       {table && (
         <div class="rows" tabIndex={0} role="group" aria-label={`${title}, figures`}>
           <table>
             <thead>
-              <tr><th scope="col" />{series.map((s) => <th scope="col" key={s.name}><Name>{s.name}</Name></th>)}</tr>
+              <tr>
+                <th scope="col" />
+                {series.map((s) => (
+                  <th scope="col" key={s.name}>
+                    <Name>{s.name}</Name>
+                  </th>
+                ))}
+              </tr>
             </thead>
             <tbody>
               {labels.map((label, i) => (
                 <tr key={i}>
                   <th scope="row">{label}</th>
-                  {series.map((s) => <td key={s.name} class="number">{s.values[i] === null ? "–" : format(s.values[i]!)}</td>)}
+                  {series.map((s) => (
+                    <td key={s.name} class="number">{s.values[i] === null ? "–" : format(s.values[i]!)}</td>
+                  ))}
                 </tr>
               ))}
             </tbody>
@@ -118,9 +147,7 @@ export function Meter({ label, used, limit, format, remark }: {
   return (
     <div class="meter">
       <span>{label}</span>
-      {limit !== null && (
-        <progress class={part > 0.9 ? "bad" : ""} max={1} value={part} aria-label={label} />
-      )}
+      {limit !== null && <progress class={part > 0.9 ? "bad" : ""} max={1} value={part} aria-label={label} />}
       <span class="number">{format(used)}{limit !== null && ` of ${format(limit)}`}{remark && `, ${remark}`}</span>
     </div>
   );
@@ -139,7 +166,10 @@ export function Parts({ label, of, small }: { label: string; of: Part[]; small?:
   let at = 0;
   return (
     <div class={small ? "parts small" : "parts"}>
-      <svg viewBox="0 0 100 1" preserveAspectRatio="none" role="img"
+      <svg
+        viewBox="0 0 100 1"
+        preserveAspectRatio="none"
+        role="img"
         aria-label={`${label}: ${shown.map((p) => `${p.value} ${p.name}`).join(", ")}`}>
         {shown.map((p) => {
           const x = at;

@@ -11,7 +11,12 @@ import { drawSelection, EditorView, highlightActiveLine, keymap, lineNumbers } f
 import { tags } from "@lezer/highlight";
 
 const modes: Record<string, Parameters<typeof StreamLanguage.define>[0]> = {
-  python, ruby, yaml, bash: shell, node: javascript, deno: typescript,
+  python,
+  ruby,
+  yaml,
+  bash: shell,
+  node: javascript,
+  deno: typescript,
 };
 
 const theme = EditorView.theme({
@@ -44,11 +49,24 @@ export function open(at: HTMLElement, label: string, language: string, text: str
     state: EditorState.create({
       doc: text,
       extensions: [
-        lineNumbers(), EditorView.lineWrapping, history(), drawSelection(), bracketMatching(), highlightActiveLine(), indentUnit.of("    "),
-        syntaxHighlighting(colours), mode.of(of(language)), theme,
+        lineNumbers(),
+        EditorView.lineWrapping,
+        history(),
+        drawSelection(),
+        bracketMatching(),
+        highlightActiveLine(),
+        indentUnit.of("    "),
+        syntaxHighlighting(colours),
+        mode.of(of(language)),
+        theme,
         EditorView.contentAttributes.of({ "aria-label": label }),
         // Escape leaves the editor, so that Tab can be typed and the keyboard is not trapped.
-        keymap.of([{ key: "Escape", run: (v) => (v.contentDOM.blur(), true) }, ...defaultKeymap, ...historyKeymap, indentWithTab]),
+        keymap.of([
+          { key: "Escape", run: (v) => (v.contentDOM.blur(), true) },
+          ...defaultKeymap,
+          ...historyKeymap,
+          indentWithTab,
+        ]),
         EditorView.updateListener.of((u) => u.docChanged && changed(u.state.doc.toString())),
       ],
     }),

@@ -29,20 +29,24 @@ const lines = (text: string) => text ? text.split("\n") : [];
 
 // compare returns the lines of both texts with the signs -, + and blank, by their longest common subsequence.
 export function compare(a: string[], b: string[]): Array<["-" | "+" | " ", string]> {
-  if (a.length * b.length > maxCells) return [...a.map((l): ["-", string] => ["-", l]), ...b.map((l): ["+", string] => ["+", l])];
+  if (a.length * b.length > maxCells) {
+    return [...a.map((l): ["-", string] => ["-", l]), ...b.map((l): ["+", string] => ["+", l])];
+  }
   const width = b.length + 1;
   const common = new Uint16Array((a.length + 1) * width); // of the lines from i and j on
   for (let i = a.length - 1; i >= 0; i--) {
     for (let j = b.length - 1; j >= 0; j--) {
-      common[i * width + j] = a[i] === b[j] ? common[(i + 1) * width + j + 1] + 1
+      common[i * width + j] = a[i] === b[j]
+        ? common[(i + 1) * width + j + 1] + 1
         : Math.max(common[(i + 1) * width + j], common[i * width + j + 1]);
     }
   }
   const found: Array<["-" | "+" | " ", string]> = [];
   for (let i = 0, j = 0; i < a.length || j < b.length;) {
     if (i < a.length && j < b.length && a[i] === b[j]) found.push([" ", a[i]]), i++, j++;
-    else if (j === b.length || i < a.length && common[(i + 1) * width + j] >= common[i * width + j + 1]) found.push(["-", a[i++]]);
-    else found.push(["+", b[j++]]);
+    else if (j === b.length || i < a.length && common[(i + 1) * width + j] >= common[i * width + j + 1]) {
+      found.push(["-", a[i++]]);
+    } else found.push(["+", b[j++]]);
   }
   return found;
 }

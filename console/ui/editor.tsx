@@ -29,7 +29,11 @@ export function Editor({ label, language, value, onInput }: {
     <div class="editor">
       <div ref={at} />
       {!ready && (
-        <textarea rows={12} aria-label={label} spellcheck={false} value={value}
+        <textarea
+          rows={12}
+          aria-label={label}
+          spellcheck={false}
+          value={value}
           onInput={(e) => onInput(e.currentTarget.value)} />
       )}
     </div>

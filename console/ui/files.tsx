@@ -79,13 +79,22 @@ export function Files({ of }: { of: Source }) {
             <input type="file" multiple class="unseen" onChange={(e) => upload(e.currentTarget.files)} />
           </label>
         )}
-        {may && <span class="faint" role="status"><Name>{state || "or drop files here"}</Name></span>}
+        {may && (
+          <span class="faint" role="status">
+            <Name>{state || "or drop files here"}</Name>
+          </span>
+        )}
       </div>
       {file
         ? <Content source={of} file={file} renamed={(to) => go(to)} removed={() => go(parentOf(path) || of.start)} />
         : (
-          <Table label="Files" columns={columns(of, reload)} keyOf={(f) => f.path} hrefOf={(f) => to(f.path)}
-            list={{ value: sorted, error, loading }} empty={<Empty>Nothing is here.</Empty>} />
+          <Table
+            label="Files"
+            columns={columns(of, reload)}
+            keyOf={(f) => f.path}
+            hrefOf={(f) => to(f.path)}
+            list={{ value: sorted, error, loading }}
+            empty={<Empty>Nothing is here.</Empty>} />
         )}
     </div>
   );
@@ -98,8 +107,15 @@ function Crumbs({ source, path, to }: { source: Source; path: string; to: (path:
     <span class="crumbs">
       <a href={to(source.top[1])}>{source.top[0]}</a>
       {parts.map((name, i) => (
-        <> / <a key={i} href={to(prefix + parts.slice(0, i + 1).join("/"))}
-          aria-current={i === parts.length - 1 ? "page" : undefined}><FileName of={name} /></a></>
+        <>
+          /{" "}
+          <a
+            key={i}
+            href={to(prefix + parts.slice(0, i + 1).join("/"))}
+            aria-current={i === parts.length - 1 ? "page" : undefined}>
+            <FileName of={name} />
+          </a>
+        </>
       ))}
     </span>
   );
@@ -109,11 +125,20 @@ const sizes: Record<string, string> = { directory: "", link: "link", special: "s
 
 function columns(source: Source, reload: () => void): Column<Entry>[] {
   return [
-    { head: "Name", cell: (f) => <><FileName of={f.name} />{f.type === "directory" ? "/" : ""}</> },
+    {
+      head: "Name",
+      cell: (f) => (
+        <>
+          <FileName of={f.name} />
+          {f.type === "directory" ? "/" : ""}
+        </>
+      ),
+    },
     { head: "Size", cell: (f) => sizes[f.type] ?? bytes(f.size), class: "number" },
     { head: "Modified", cell: (f) => <Time at={f.modified} /> },
     {
-      head: "Actions", cell: (f) => (
+      head: "Actions",
+      cell: (f) => (
         <>
           {f.type === "file" && <Download source={source} path={f.path} />}{" "}
           {source.rename && <Rename source={source} path={f.path} done={reload} />}{" "}
@@ -126,20 +151,27 @@ function columns(source: Source, reload: () => void): Column<Entry>[] {
 
 function Download({ source, path }: { source: Source; path: string }) {
   return (
-    <Action run={async () => {
-      const a = document.createElement("a");
-      a.href = (await source.address(path)).href;
-      a.download = nameOf(path);
-      a.click();
-    }}>Download</Action>
+    <Action
+      run={async () => {
+        const a = document.createElement("a");
+        a.href = (await source.address(path)).href;
+        a.download = nameOf(path);
+        a.click();
+      }}>
+      Download
+    </Action>
   );
 }
 
 function Remove({ source, file, done }: { source: Source; file: Entry; done: () => void }) {
   const directory = file.type === "directory";
   return (
-    <Action danger confirm={`Delete ${visible(file.name)}${directory ? " with everything in it" : ""}?`}
-      run={() => source.remove!(file.path, directory).then(done)}>Delete</Action>
+    <Action
+      danger
+      confirm={`Delete ${visible(file.name)}${directory ? " with everything in it" : ""}?`}
+      run={() => source.remove!(file.path, directory).then(done)}>
+      Delete
+    </Action>
   );
 }
 
@@ -160,7 +192,9 @@ function RenameForm({ path, rename }: { path: string; rename: (to: string) => Pr
         New path <input value={to} required spellcheck={false} onInput={(e) => setTo(e.currentTarget.value)} />
       </label>
       {failure}
-      <div class="actions"><button class="primary" disabled={busy}>Rename</button></div>
+      <div class="actions">
+        <button class="primary" disabled={busy}>Rename</button>
+      </div>
     </form>
   );
 }
@@ -178,8 +212,11 @@ function Content({ source, file, renamed, removed }: {
   useEffect(() => setFrame(undefined), [source.key, file.path]);
   return (
     <>
-      <Facts of={[["Size", bytes(file.size)], ["Modified", <Time at={file.modified} />],
-        ["Type", file.type === "file" ? undefined : file.type]]} />
+      <Facts
+        of={[["Size", bytes(file.size)], ["Modified", <Time at={file.modified} />], [
+          "Type",
+          file.type === "file" ? undefined : file.type,
+        ]]} />
       <div class="actions">
         {file.type === "file" && <Download source={source} path={file.path} />}
         {source.rename && <Rename source={source} path={file.path} done={renamed} />}

@@ -46,18 +46,19 @@ function schemas(): Promise<Record<string, Schema>> {
 // can be changed.
 export function Form(
   { schema: name, value: initial = {}, fields, more, first, hidden, children, after, submit: send, label, code }: {
-  schema: string;
-  value?: Value;
-  fields?: string[];
-  more?: string[];
-  first?: string[];
-  hidden?: string[]; // properties that are sent as they are
-  children?: (value: Value) => ComponentChildren;
-  after?: string;
-  submit: (value: Value) => Promise<unknown>;
-  label: string;
-  code?: string; // the language of a property that is a program
-}) {
+    schema: string;
+    value?: Value;
+    fields?: string[];
+    more?: string[];
+    first?: string[];
+    hidden?: string[]; // properties that are sent as they are
+    children?: (value: Value) => ComponentChildren;
+    after?: string;
+    submit: (value: Value) => Promise<unknown>;
+    label: string;
+    code?: string; // the language of a property that is a program
+  },
+) {
   const [all, setAll] = useState<Record<string, Schema>>();
   const [error, setError] = useState<ApiError>();
   const [value, setValue] = useState<Value>(initial);
@@ -82,7 +83,9 @@ export function Form(
       {after && <Fields {...props} fields={fields!.slice(fields!.indexOf(after) + 1)} />}
       {more && <MoreFields {...props} fields={more} />}
       {failure}
-      <div class="actions"><button class="primary" type="submit" disabled={busy} aria-busy={busy}>{label}</button></div>
+      <div class="actions">
+        <button class="primary" type="submit" disabled={busy} aria-busy={busy}>{label}</button>
+      </div>
     </form>
   );
 }
@@ -100,7 +103,9 @@ interface FieldsProps {
 function MoreFields(props: FieldsProps) {
   return (
     <details class="form">
-      <summary>More settings: <span class="faint">{props.fields!.join(", ")}</span></summary>
+      <summary>
+        More settings: <span class="faint">{props.fields!.join(", ")}</span>
+      </summary>
       <Fields {...props} />
     </details>
   );
@@ -114,8 +119,15 @@ function Fields({ all, schema, value, set, fields, hidden, code }: FieldsProps) 
   return (
     <>
       {names.map((name) => (
-        <Field key={name} name={name} all={all} schema={resolve(schema.properties?.[name], all)} code={code}
-          required={required.includes(name)} value={value[name]} set={(v) => set({ ...value, [name]: v })} />
+        <Field
+          key={name}
+          name={name}
+          all={all}
+          schema={resolve(schema.properties?.[name], all)}
+          code={code}
+          required={required.includes(name)}
+          value={value[name]}
+          set={(v) => set({ ...value, [name]: v })} />
       ))}
     </>
   );
@@ -124,9 +136,12 @@ function Fields({ all, schema, value, set, fields, hidden, code }: FieldsProps) 
 // resolve returns the schema behind references and "or null".
 function resolve(schema: Schema | undefined, all: Record<string, Schema>): Schema {
   if (!schema) return {};
-  const other = schema.$ref ? all[schema.$ref.slice(schema.$ref.lastIndexOf("/") + 1)]
+  const other = schema.$ref
+    ? all[schema.$ref.slice(schema.$ref.lastIndexOf("/") + 1)]
     : schema.anyOf?.find((s) => s.type !== "null");
-  return other ? { ...resolve(other, all), ...(schema.description ? { description: schema.description } : {}) } : schema;
+  return other
+    ? { ...resolve(other, all), ...(schema.description ? { description: schema.description } : {}) }
+    : schema;
 }
 
 function Field({ name, all, schema, value, set, required, code }: {
@@ -168,7 +183,9 @@ function Field({ name, all, schema, value, set, required, code }: {
     );
   } else if (type === "boolean") {
     input = (
-      <select {...common} value={value === undefined || value === null ? "" : String(value)}
+      <select
+        {...common}
+        value={value === undefined || value === null ? "" : String(value)}
         onChange={(e) => set(e.currentTarget.value === "" ? undefined : e.currentTarget.value === "true")}>
         <option value="">{initial ? `default: ${initial === "true" ? "yes" : "no"}` : "default"}</option>
         <option value="true">yes</option>
@@ -176,15 +193,24 @@ function Field({ name, all, schema, value, set, required, code }: {
       </select>
     );
   } else if (type === "number" || type === "integer") {
-    input = <input {...common} type="number" step={type === "integer" ? 1 : "any"} placeholder={initial} value={value as number ?? ""}
-      onInput={(e) => set(e.currentTarget.value === "" ? undefined : Number(e.currentTarget.value))} />;
+    input = (
+      <input
+        {...common}
+        type="number"
+        step={type === "integer" ? 1 : "any"}
+        placeholder={initial}
+        value={value as number ?? ""}
+        onInput={(e) => set(e.currentTarget.value === "" ? undefined : Number(e.currentTarget.value))} />
+    );
   } else if (type === "array" && resolve(schema.items, all).enum) {
     const chosen = (value ?? schema.default ?? []) as string[];
     input = (
       <div class="choices" role="group" aria-label={name} id={id}>
         {resolve(schema.items, all).enum!.map((v) => (
           <label key={String(v)}>
-            <input type="checkbox" checked={chosen.includes(v as string)}
+            <input
+              type="checkbox"
+              checked={chosen.includes(v as string)}
               onChange={(e) => set(e.currentTarget.checked ? [...chosen, v] : chosen.filter((c) => c !== v))} />
             {String(v)}
           </label>
@@ -192,25 +218,49 @@ function Field({ name, all, schema, value, set, required, code }: {
       </div>
     );
   } else if (type === "array" && resolve(schema.items, all).type === "string") {
-    input = <Lines {...common} value={(value as string[] ?? []).join("\n")} placeholder="one per line"
-      parse={(lines) => set(lines.length ? lines : undefined)} />;
+    input = (
+      <Lines
+        {...common}
+        value={(value as string[] ?? []).join("\n")}
+        placeholder="one per line"
+        parse={(lines) => set(lines.length ? lines : undefined)} />
+    );
   } else if (type === "object" && (schema.additionalProperties as Schema)?.type === "string") {
-    input = <Lines {...common} value={Object.entries(value as Record<string, string> ?? {}).map(([k, v]) => `${k}=${v}`).join("\n")}
-      placeholder="name=value, one per line" parse={(lines) => set(lines.length ? Object.fromEntries(lines.map(pair)) : undefined)} />;
+    input = (
+      <Lines
+        {...common}
+        value={Object.entries(value as Record<string, string> ?? {}).map(([k, v]) => `${k}=${v}`).join("\n")}
+        placeholder="name=value, one per line"
+        parse={(lines) => set(lines.length ? Object.fromEntries(lines.map(pair)) : undefined)} />
+    );
   } else if (type === "array" || type === "object" || schema.oneOf) {
     input = <JSONField {...common} value={value} set={set} />;
   } else if (name === "code" || name === "file") {
     input = <Editor label={name} language={code ?? "python"} value={value as string ?? ""} onInput={set} />;
   } else if (schema.format === "date-time") {
-    input = <input {...common} type="datetime-local" value={localInput(value as string)} onInput={(e) => set(fromLocal(e.currentTarget.value))} />;
+    input = (
+      <input
+        {...common}
+        type="datetime-local"
+        value={localInput(value as string)}
+        onInput={(e) => set(fromLocal(e.currentTarget.value))} />
+    );
   } else if (schema.format === "password" || name === "value") {
-    input = <textarea {...common} class="hidden-value" autocomplete="off" spellcheck={false} value={value as string ?? ""} onInput={text} />;
+    input = (
+      <textarea
+        {...common}
+        class="hidden-value"
+        autocomplete="off"
+        spellcheck={false}
+        value={value as string ?? ""}
+        onInput={text} />
+    );
   } else {
     input = <input {...common} value={value as string ?? ""} placeholder={initial} spellcheck={false} onInput={text} />;
   }
   return (
     <div class="field">
-      <label for={id}>{name}{required && <span class="faint"> (required)</span>}</label>
+      <label for={id}>{name}{required && <span class="faint">(required)</span>}</label>
       {input}
       <p class="help" id={id + "h"}>{schema.description}</p>
     </div>
@@ -222,10 +272,16 @@ const pair = (line: string): [string, string] => {
   return at < 0 ? [line, ""] : [line.slice(0, at), line.slice(at + 1)];
 };
 
-function Lines({ parse, value, ...rest }: { parse: (lines: string[]) => void; value: string; placeholder: string; id: string }) {
+function Lines(
+  { parse, value, ...rest }: { parse: (lines: string[]) => void; value: string; placeholder: string; id: string },
+) {
   const [text, setText] = useState(value);
   return (
-    <textarea {...rest} rows={3} spellcheck={false} value={text}
+    <textarea
+      {...rest}
+      rows={3}
+      spellcheck={false}
+      value={text}
       onInput={(e) => (setText(e.currentTarget.value), parse(e.currentTarget.value.split("\n").filter(Boolean)))} />
   );
 }
@@ -233,15 +289,21 @@ function Lines({ parse, value, ...rest }: { parse: (lines: string[]) => void; va
 function JSONField({ value, set, ...rest }: { value: unknown; set: (v: unknown) => void; id: string }) {
   const [text, setText] = useState(value === undefined || value === null ? "" : JSON.stringify(value, null, 2));
   return (
-    <textarea {...rest} rows={5} spellcheck={false} placeholder="JSON" value={text} onInput={(e) => {
-      setText(e.currentTarget.value);
-      try {
-        set(e.currentTarget.value ? JSON.parse(e.currentTarget.value) : undefined);
-        e.currentTarget.setCustomValidity("");
-      } catch {
-        e.currentTarget.setCustomValidity("This is not JSON.");
-      }
-    }} />
+    <textarea
+      {...rest}
+      rows={5}
+      spellcheck={false}
+      placeholder="JSON"
+      value={text}
+      onInput={(e) => {
+        setText(e.currentTarget.value);
+        try {
+          set(e.currentTarget.value ? JSON.parse(e.currentTarget.value) : undefined);
+          e.currentTarget.setCustomValidity("");
+        } catch {
+          e.currentTarget.setCustomValidity("This is not JSON.");
+        }
+      }} />
   );
 }
 
@@ -258,12 +320,16 @@ function pruned(value: Value): Value {
 }
 
 // TimeField is a filter by a time, which it sets in the form of the API.
-export function TimeField({ name, value, set }: { name: string; value: string | null | undefined; set: (name: string, value: string) => void }) {
+export function TimeField(
+  { name, value, set }: { name: string; value: string | null | undefined; set: (name: string, value: string) => void },
+) {
   return (
     <label>
       {name}
       <br />
-      <input type="datetime-local" value={localInput(value)}
+      <input
+        type="datetime-local"
+        value={localInput(value)}
         onChange={(e) => set(name, fromLocal(e.currentTarget.value))} />
     </label>
   );

@@ -112,7 +112,13 @@ export function Output({ id, onResult }: { id: string; onResult?: (e: ResultEven
 }
 
 export function StreamSign({ state }: { state: StreamState }) {
-  const words = { connecting: "connecting", live: "live", stale: "connection lost, trying again", ended: "ended", failed: "failed" };
+  const words = {
+    connecting: "connecting",
+    live: "live",
+    stale: "connection lost, trying again",
+    ended: "ended",
+    failed: "failed",
+  };
   const tone = { connecting: "wait", live: "good", stale: "bad", ended: "", failed: "bad" };
   return <span class={"status " + tone[state]} role="status">{words[state]}</span>;
 }
@@ -142,5 +148,11 @@ export function Log({ pieces, ended }: { pieces: Piece[]; ended: boolean }) {
 
 // Spans shows text of a terminal.
 export function Spans({ of }: { of: Span[] }) {
-  return <>{of.map((s, i) => <span key={i} class={s.class} style={{ color: s.color, background: s.background }}>{s.text}</span>)}</>;
+  return (
+    <>
+      {of.map((s, i) => (
+        <span key={i} class={s.class} style={{ color: s.color, background: s.background }}>{s.text}</span>
+      ))}
+    </>
+  );
 }

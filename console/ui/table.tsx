@@ -75,5 +75,9 @@ export function Table<T>({ label, columns, list, keyOf, empty, hrefOf }: {
 
 // Space stands for rows that are not drawn.
 function Space({ rows, columns }: { rows: number; columns: number }) {
-  return <tr aria-hidden="true" class="space"><td colSpan={columns} style={{ height: `${rows * rowHeight}px` }} /></tr>;
+  return (
+    <tr aria-hidden="true" class="space">
+      <td colSpan={columns} style={{ height: `${rows * rowHeight}px` }} />
+    </tr>
+  );
 }

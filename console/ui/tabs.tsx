@@ -13,7 +13,9 @@ export function Tabs({ of }: { of: Array<Tab | false | undefined> }) {
     <>
       <div class="tabs" role="group" aria-label="Parts of this page">
         {tabs.map((t, i) => (
-          <a key={t[0]} href={link(path, { tab: i ? t[0] : "" })} aria-current={t === open ? "true" : undefined}>{t[0]}</a>
+          <a key={t[0]} href={link(path, { tab: i ? t[0] : "" })} aria-current={t === open ? "true" : undefined}>
+            {t[0]}
+          </a>
         ))}
       </div>
       {open[1]()}

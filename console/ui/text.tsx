@@ -62,12 +62,39 @@ export function bytes(n: number | string | null | undefined): string {
 export const count = (n: number) => n.toLocaleString("en");
 
 const tones: Record<string, string> = {
-  success: "good", succeeded: "good", delivered: "good", completed: "good", started: "good", active: "good",
-  ready: "good", intact: "good", running: "busy", starting: "busy",
-  failed: "bad", timeout: "bad", oom: "bad", seccomp: "bad", blocked: "bad", error: "bad", unhealthy: "bad",
-  missed: "bad", deleting: "bad", revoked: "bad", expired: "bad", disabled: "bad", broken: "bad",
-  failing: "wait", suspended: "wait", unknown: "wait",
-  queued: "wait", waiting: "wait", pending: "wait", paused: "wait", stopping: "wait", cancelling: "wait", draining: "wait",
+  success: "good",
+  succeeded: "good",
+  delivered: "good",
+  completed: "good",
+  started: "good",
+  active: "good",
+  ready: "good",
+  intact: "good",
+  running: "busy",
+  starting: "busy",
+  failed: "bad",
+  timeout: "bad",
+  oom: "bad",
+  seccomp: "bad",
+  blocked: "bad",
+  error: "bad",
+  unhealthy: "bad",
+  missed: "bad",
+  deleting: "bad",
+  revoked: "bad",
+  expired: "bad",
+  disabled: "bad",
+  broken: "bad",
+  failing: "wait",
+  suspended: "wait",
+  unknown: "wait",
+  queued: "wait",
+  waiting: "wait",
+  pending: "wait",
+  paused: "wait",
+  stopping: "wait",
+  cancelling: "wait",
+  draining: "wait",
 };
 
 // Status shows a state by its word and, in addition, a colour.
@@ -90,7 +117,13 @@ export function Facts({ of }: { of: Array<[name: string, value: ComponentChildre
 }
 
 export function Failure({ of }: { of?: ApiError }) {
-  return of ? <p class="failure" role="alert"><Name>{of.message}</Name></p> : null;
+  return of
+    ? (
+      <p class="failure" role="alert">
+        <Name>{of.message}</Name>
+      </p>
+    )
+    : null;
 }
 
 // Empty says that there is nothing, and which command would make something.
@@ -131,7 +164,9 @@ export function Section({ title, actions, children }: {
   return (
     <section aria-label={visible(title)}>
       <header>
-        <h2><Name>{title}</Name></h2>
+        <h2>
+          <Name>{title}</Name>
+        </h2>
         {actions && <div class="actions">{actions}</div>}
       </header>
       {children}
@@ -143,5 +178,13 @@ export function Section({ title, actions, children }: {
 export function Pairs({ of }: { of: Record<string, unknown> | null | undefined }) {
   const list = Object.entries(of ?? {});
   if (!list.length) return <span class="faint">–</span>;
-  return <>{list.map(([name, value]) => <span class="pair" key={name}><Name>{`${name}=${value}`}</Name></span>)}</>;
+  return (
+    <>
+      {list.map(([name, value]) => (
+        <span class="pair" key={name}>
+          <Name>{`${name}=${value}`}</Name>
+        </span>
+      ))}
+    </>
+  );
 }

@@ -195,8 +195,7 @@ function Quotas({ of }: { of: QuotaUse[] }) {
                 ? `warning from ${format(q.soft)}`
                 : q.hard === null
                 ? "then a warning"
-                : undefined}
-            />
+                : undefined} />
           );
         })}
       </div>
@@ -248,8 +247,7 @@ function Groups({ rows, group }: { rows: UsageRow[]; group: string }) {
         columns={columns}
         list={{ value: groupsOf(rows, group), loading: false }}
         keyOf={(g) => g.name}
-        empty={null}
-      />
+        empty={null} />
     </Section>
   );
 }

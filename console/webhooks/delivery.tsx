@@ -8,19 +8,32 @@ import { duration, Facts, Failure, Name, Section, Status, Time } from "../ui/tex
 
 // Delivery shows the webhook of an execution: its attempts, with what was sent and answered.
 export function Delivery({ id }: { id: string }) {
-  const { value: d, error, reload } = useLive((signal) =>
-    call("getDelivery", { id }, signal), [id], "executions", "deliveries");
+  const { value: d, error, reload } = useLive(
+    (signal) => call("getDelivery", { id }, signal),
+    [id],
+    "executions",
+    "deliveries",
+  );
   const mayExecute = useMay("execute");
   return (
-    <Section title="Webhook" actions={mayExecute && d && d.status !== "pending" && (
-      <Action run={() => call("replayDelivery", { id }).then(reload)} done="The webhook is sent again.">Replay</Action>
-    )}>
+    <Section
+      title="Webhook"
+      actions={mayExecute && d && d.status !== "pending" && (
+        <Action run={() => call("replayDelivery", { id }).then(reload)} done="The webhook is sent again.">
+          Replay
+        </Action>
+      )}>
       <Failure of={error} />
       {d && (
-        <Facts of={[["URL", <Name>{d.url}</Name>], ["Status", <Status of={d.status} />],
-          ["Id", <code>{d.webhook_id}</code>],
-          ["Attempts", d.attempts_made], ["Next", d.next_at ? <Time at={d.next_at} /> : undefined],
-          ["Reason", d.reason ?? undefined]]} />
+        <Facts
+          of={[
+            ["URL", <Name>{d.url}</Name>],
+            ["Status", <Status of={d.status} />],
+            ["Id", <code>{d.webhook_id}</code>],
+            ["Attempts", d.attempts_made],
+            ["Next", d.next_at ? <Time at={d.next_at} /> : undefined],
+            ["Reason", d.reason ?? undefined],
+          ]} />
       )}
       {d?.attempts.map((a) => <Attempt key={a.number} of={a} open={a.number === d.attempts_made} />)}
       {d?.created_at && <Body id={id} />}
@@ -33,7 +46,11 @@ function Body({ id }: { id: string }) {
   const [text, setText] = useState<string>();
   const read = async () => setText(await (await send("GET", address("getDeliveryBody", { id }))).text());
   return text === undefined
-    ? <div class="actions"><Action run={read}>Show the body</Action></div>
+    ? (
+      <div class="actions">
+        <Action run={read}>Show the body</Action>
+      </div>
+    )
     : <Text label="The body of each attempt" of={text} />;
 }
 
@@ -45,10 +62,15 @@ export function Attempt({ of: a, open }: { of: DeliveryAttempt; open?: boolean }
         {a.number}. <Time at={a.at} /> <Status of={a.error ? "failed" : "delivered"} />:{" "}
         <Name>{String(a.status ?? a.error)}</Name> after {duration(a.timings.total_ms)}
       </summary>
-      <Facts of={[["Address", a.remote_addr], ["Detail", a.detail ? <Name>{a.detail}</Name> : undefined],
-        ["DNS", duration(a.timings.dns_ms)], ["Connect", duration(a.timings.connect_ms)],
-        ["TLS", duration(a.timings.tls_ms)],
-        ["First byte", duration(a.timings.first_byte_ms)]]} />
+      <Facts
+        of={[
+          ["Address", a.remote_addr],
+          ["Detail", a.detail ? <Name>{a.detail}</Name> : undefined],
+          ["DNS", duration(a.timings.dns_ms)],
+          ["Connect", duration(a.timings.connect_ms)],
+          ["TLS", duration(a.timings.tls_ms)],
+          ["First byte", duration(a.timings.first_byte_ms)],
+        ]} />
       <div class="columns">
         {a.request && <Text label="Sent, before the body" of={headers(a.request)} />}
         {a.response !== null && <Text label="Answer" of={a.response.replaceAll("\r\n", "\n")} />}

@@ -32,21 +32,43 @@ function Endpoints() {
     { head: "Failing since", cell: (e) => <Time at={e.failing_since} /> },
     { head: "Disabled", cell: (e) => <Time at={e.disabled_at} /> },
     { head: "Reason", cell: (e) => <Name>{e.reason ?? "–"}</Name> },
-    { head: "Action", class: "acts", cell: (e) => mayExecute && e.disabled_at && (
-      <Action run={() => call("enableEndpoint", { body: { url: e.url } }).then(list.reload)}>Enable</Action>
-    ) },
+    {
+      head: "Action",
+      class: "acts",
+      cell: (e) =>
+        mayExecute && e.disabled_at && (
+          <Action run={() => call("enableEndpoint", { body: { url: e.url } }).then(list.reload)}>Enable</Action>
+        ),
+    },
   ];
   return (
     <Section title="URLs at which webhooks fail">
-      <Table label="Failing URLs" columns={columns} list={list} keyOf={(e) => e.url}
+      <Table
+        label="Failing URLs"
+        columns={columns}
+        list={list}
+        keyOf={(e) => e.url}
         empty={<Empty command="bullpen webhook endpoints">Webhooks of the organisation fail nowhere.</Empty>} />
     </Section>
   );
 }
 
 const columns: Column<ListedDelivery>[] = [
-  { head: "Webhook", cell: (d) => d.event ? <><code>{d.webhook_id}</code> <Name>{d.event}</Name></>
-    : <a href={link(path("webhooks", d.trace_id))}><code>{d.webhook_id}</code></a> },
+  {
+    head: "Webhook",
+    cell: (d) =>
+      d.event
+        ? (
+          <>
+            <code>{d.webhook_id}</code> <Name>{d.event}</Name>
+          </>
+        )
+        : (
+          <a href={link(path("webhooks", d.trace_id))}>
+            <code>{d.webhook_id}</code>
+          </a>
+        ),
+  },
   { head: "Status", cell: (d) => <Status of={d.status} /> },
   { head: "URL", cell: (d) => <Name>{d.url}</Name> },
   { head: "Attempts", cell: (d) => d.attempts_made, class: "number" },
@@ -83,7 +105,11 @@ function Deliveries() {
         </label>
         {mayExecute && <ReplayFailed done={list.reload} />}
       </form>
-      <Table label="Deliveries of webhooks" columns={columns} list={list} keyOf={(d) => d.webhook_id}
+      <Table
+        label="Deliveries of webhooks"
+        columns={columns}
+        list={list}
+        keyOf={(d) => d.webhook_id}
         empty={
           <Empty command="bullpen key webhook set https://ci.example.com/hooks/bullpen">
             {status ? `No webhook is ${status}.` : "No webhook was sent yet."}
@@ -119,7 +145,12 @@ function ReplayFailed({ done: reload }: { done: () => void }) {
 function One({ args: { id } }: { args: Record<string, string> }) {
   return (
     <>
-      <p>Of the execution <a href={link(path("executions", id))}><code>{id}</code></a></p>
+      <p>
+        Of the execution{" "}
+        <a href={link(path("executions", id))}>
+          <code>{id}</code>
+        </a>
+      </p>
       <Details id={id} />
     </>
   );

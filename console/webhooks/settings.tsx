@@ -21,32 +21,46 @@ export function Settings({ of: key }: { of: string | undefined }) {
   const [tested, setTested] = useState<DeliveryAttempt>();
   const done = (w: Webhook, close: () => void) => (setSecret(w.secret), reload(), close());
   const put = (close: () => void) => (
-    <Form schema="WebhookRequest" label="Set"
+    <Form
+      schema="WebhookRequest"
+      label="Set"
       submit={async (body) => done(await call("putWebhook", { key, body: body as WebhookRequest }), close)} />
   );
   return (
-    <Section title={`Settings of the key ${key ?? name}`} actions={mayChange && w && (
-      <>
-        <Action run={() => call("testWebhook", { key }).then(setTested)} disabled={!w.url}>Send a test</Action>
-        <Opener label="Edit" title="Edit the webhook settings">
-          {(close) => (
-            <Form schema="WebhookRequest" hidden={["secret"]} value={{ ...w }} label="Save"
-              submit={async ({ secret: _, ...body }) =>
-                done(await call("patchWebhook", { key, body: body as WebhookRequest }), close)} />
-          )}
-        </Opener>
-        <Opener label="Rotate the secret">
-          {(close) => (
-            <Form schema="WebhookRotation" label="Rotate"
-              submit={async (body) =>
-                done(await call("rotateWebhook", { key, body: body as WebhookRotation }), close)} />
-          )}
-        </Opener>
-        <Action danger confirm="Remove the settings with their secrets? Pending deliveries are then sent unsigned."
-          run={() => call("deleteWebhook", { key }).then(() =>
-            (setSecret(undefined), setTested(undefined), reload()))}>Remove</Action>
-      </>
-    )}>
+    <Section
+      title={`Settings of the key ${key ?? name}`}
+      actions={mayChange && w && (
+        <>
+          <Action run={() => call("testWebhook", { key }).then(setTested)} disabled={!w.url}>Send a test</Action>
+          <Opener label="Edit" title="Edit the webhook settings">
+            {(close) => (
+              <Form
+                schema="WebhookRequest"
+                hidden={["secret"]}
+                value={{ ...w }}
+                label="Save"
+                submit={async ({ secret: _, ...body }) =>
+                  done(await call("patchWebhook", { key, body: body as WebhookRequest }), close)} />
+            )}
+          </Opener>
+          <Opener label="Rotate the secret">
+            {(close) => (
+              <Form
+                schema="WebhookRotation"
+                label="Rotate"
+                submit={async (body) =>
+                  done(await call("rotateWebhook", { key, body: body as WebhookRotation }), close)} />
+            )}
+          </Opener>
+          <Action
+            danger
+            confirm="Remove the settings with their secrets? Pending deliveries are then sent unsigned."
+            run={() =>
+              call("deleteWebhook", { key }).then(() => (setSecret(undefined), setTested(undefined), reload()))}>
+            Remove
+          </Action>
+        </>
+      )}>
       {!absent(error) && <Failure of={error} />}
       {secret && <Secret label="The secret that signs webhooks." value={secret} />}
       {absent(error) && (
@@ -54,20 +68,40 @@ export function Settings({ of: key }: { of: string | undefined }) {
           <Empty command="bullpen key webhook set https://ci.example.com/hooks/bullpen">
             The key has no webhook of its own: only executions that name a webhook_url send one.
           </Empty>
-          {mayChange && <div class="actions"><Opener label="Set a webhook" primary>{put}</Opener></div>}
+          {mayChange && (
+            <div class="actions">
+              <Opener label="Set a webhook" primary>{put}</Opener>
+            </div>
+          )}
         </>
       )}
       {w && (
-        <Facts of={[["URL", w.url ? <Name>{w.url}</Name> : "none"], ["Attempts at most", w.max_attempts],
-          ["Waits between them", w.waits.map((s) => `${s} s`).join(", ")], ["Timeout of one", `${w.timeout} s`],
-          ["Headers with the signature", <Name>{["Webhook-Signature", ...w.signature_headers].join(", ")}</Name>],
-          ["Secret", w.secret_hint ? <code>{w.secret_hint}</code> : "none: not signed"],
-          ["Previous secret", w.old_secret_until
-            ? <><code>{w.old_secret_hint}</code> until <Time at={w.old_secret_until} /></>
-            : undefined],
-          ["Changed", <Time at={w.updated_at} />]]} />
+        <Facts
+          of={[
+            ["URL", w.url ? <Name>{w.url}</Name> : "none"],
+            ["Attempts at most", w.max_attempts],
+            ["Waits between them", w.waits.map((s) => `${s} s`).join(", ")],
+            ["Timeout of one", `${w.timeout} s`],
+            ["Headers with the signature", <Name>{["Webhook-Signature", ...w.signature_headers].join(", ")}</Name>],
+            ["Secret", w.secret_hint ? <code>{w.secret_hint}</code> : "none: not signed"],
+            [
+              "Previous secret",
+              w.old_secret_until
+                ? (
+                  <>
+                    <code>{w.old_secret_hint}</code> until <Time at={w.old_secret_until} />
+                  </>
+                )
+                : undefined,
+            ],
+            ["Changed", <Time at={w.updated_at} />],
+          ]} />
       )}
-      {tested && <Section title="The test"><Attempt of={tested} open /></Section>}
+      {tested && (
+        <Section title="The test">
+          <Attempt of={tested} open />
+        </Section>
+      )}
     </Section>
   );
 }

@@ -94,6 +94,7 @@ var answers = map[string]struct {
 	"AttributesError":    {&proto.AttributesError{}, waits, 500},
 	"DepthError":         {&proto.DepthError{}, waits, 500},
 	"FileError":          {&proto.FileError{}, waits, 500},
+	"NoVersionError":     {&proto.NoVersionError{}, waits, 404},
 	"UploadsError":       {&proto.UploadsError{}, waits, 500},
 	"ErrNotFound":        {proto.ErrNotFound, waits, 404},
 	"ErrExists":          {proto.ErrExists, waits, 409},
