@@ -1,7 +1,7 @@
 import { useState } from "preact/hooks";
 import { call } from "../api/client.ts";
 import type { AuditRecord as One, AuditVerification } from "../api/schema.ts";
-import { useLive, usePages } from "../app/live.ts";
+import { useList, useLive } from "../app/live.ts";
 import { link, navigate, path, useLocation } from "../app/router.ts";
 import { useSession } from "../app/session.ts";
 import { Opener } from "../ui/action.tsx";
@@ -39,14 +39,7 @@ export function Audit() {
   const { global } = useSession();
   const filter = Object.fromEntries(query) as Record<string, string>;
   const set = (name: string, value: string) => navigate("/admin/audit", { ...filter, [name]: value });
-  const list = usePages(
-    async (cursor, signal) => {
-      const page = await call("listAudit", { limit: 100, ...filter, cursor }, signal);
-      return { rows: page.records, next: page.next_cursor };
-    },
-    (r) => String(r.sequence),
-    [filter],
-  );
+  const list = useList("listAudit", filter, "records", (r) => String(r.sequence));
   const field = (name: string, placeholder: string) => (
     <label>
       {name}

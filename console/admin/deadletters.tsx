@@ -1,7 +1,7 @@
 import type { ComponentChildren } from "preact";
 import { call } from "../api/client.ts";
 import type { DeadLetter as One } from "../api/schema.ts";
-import { useEvery, useLive, usePages } from "../app/live.ts";
+import { useEvery, useList, useLive } from "../app/live.ts";
 import { link, navigate, path } from "../app/router.ts";
 import { Action } from "../ui/action.tsx";
 import { type Column, Table } from "../ui/table.tsx";
@@ -26,14 +26,7 @@ const columns: Column<One>[] = [
 ];
 
 export function DeadLetters() {
-  const list = usePages(
-    async (cursor, signal) => {
-      const page = await call("listDeadLetters", { limit: 100, cursor }, signal);
-      return { rows: page.dead_letters, next: page.next_cursor };
-    },
-    (d) => d.id,
-    [],
-  );
+  const list = useList("listDeadLetters", {}, "dead_letters", (d) => d.id);
   useEvery(15_000, list.reload);
   return (
     <Table

@@ -1,7 +1,8 @@
 // Data that stays current: the server's stream of changes says when to read it again.
 import { createContext } from "preact";
 import { useCallback, useContext, useEffect, useRef, useState } from "preact/hooks";
-import { ApiError, base } from "../api/client.ts";
+import { type Answer, ApiError, type Args, base, call } from "../api/client.ts";
+import type { Calls } from "../api/schema.ts";
 import { follow, type StreamState } from "../api/events.ts";
 
 // Changes is the stream of changes of one signed-in page. It is closed while the page is hidden: over HTTP/1.1, browsers
@@ -184,4 +185,21 @@ export function usePages<T>(
     reload: first.reload,
     more: next ? more : undefined,
   };
+}
+
+type Row<T> = T extends Array<infer R> ? R : never;
+
+// useList reads a list of the API in pages. field is the property of the answer that has the rows.
+export function useList<K extends keyof Calls, F extends keyof Answer<K>>(
+  id: K,
+  args: Args<K>,
+  field: F,
+  keyOf: (row: Row<Answer<K>[F]>) => string,
+  ...kinds: string[]
+): Paged<Row<Answer<K>[F]>> {
+  const load = async (cursor: string | undefined, signal: AbortSignal) => {
+    const page = await call(id, { limit: 50, ...args, cursor }, signal);
+    return { rows: page[field] as Row<Answer<K>[F]>[], next: (page as { next_cursor: string | null }).next_cursor };
+  };
+  return usePages(load, keyOf, [id, args], ...kinds);
 }

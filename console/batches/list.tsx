@@ -1,6 +1,5 @@
-import { call } from "../api/client.ts";
 import type { Batch, BatchCounts } from "../api/schema.ts";
-import { usePages } from "../app/live.ts";
+import { useList } from "../app/live.ts";
 import { link, path } from "../app/router.ts";
 import { useMay } from "../app/session.ts";
 import { type Part, Parts } from "../ui/chart.tsx";
@@ -33,15 +32,7 @@ const columns: Column<Batch>[] = [
 ];
 
 export function Batches() {
-  const list = usePages(
-    async (cursor, signal) => {
-      const page = await call("listBatches", { limit: 50, cursor }, signal);
-      return { rows: page.batches, next: page.next_cursor };
-    },
-    (b) => b.id,
-    [],
-    "batches",
-  );
+  const list = useList("listBatches", {}, "batches", (b) => b.id, "batches");
   return (
     <>
       {useMay("execute") && (

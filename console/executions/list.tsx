@@ -1,6 +1,6 @@
-import { type Args, call } from "../api/client.ts";
+import type { Args } from "../api/client.ts";
 import type { ListedExecution } from "../api/schema.ts";
-import { usePages } from "../app/live.ts";
+import { useList } from "../app/live.ts";
 import { link, navigate, path, useLocation } from "../app/router.ts";
 import { TimeField } from "../ui/form.tsx";
 import { type Column, Table } from "../ui/table.tsx";
@@ -27,15 +27,7 @@ const columns: Column<ListedExecution>[] = [
 
 // ExecutionTable is the list of executions that a filter selects.
 export function ExecutionTable({ filter, empty }: { filter: Args<"listExecutions">; empty?: string }) {
-  const list = usePages(
-    async (cursor, signal) => {
-      const page = await call("listExecutions", { limit: 50, ...filter, cursor }, signal);
-      return { rows: page.executions, next: page.next_cursor };
-    },
-    (e) => e.trace_id,
-    [filter],
-    "executions",
-  );
+  const list = useList("listExecutions", filter, "executions", (e) => e.trace_id, "executions");
   return (
     <Table
       label="Executions"

@@ -1,6 +1,6 @@
 import { call } from "../api/client.ts";
 import type { Pipeline, PipelineCache } from "../api/schema.ts";
-import { usePages, useTick } from "../app/live.ts";
+import { useList, useTick } from "../app/live.ts";
 import { link, path } from "../app/router.ts";
 import { useMay } from "../app/session.ts";
 import { Action } from "../ui/action.tsx";
@@ -36,15 +36,7 @@ const columns: Column<Pipeline>[] = [
 ];
 
 export function Pipelines() {
-  const list = usePages(
-    async (cursor, signal) => {
-      const page = await call("listPipelines", { limit: 50, cursor }, signal);
-      return { rows: page.pipelines, next: page.next_cursor };
-    },
-    (p) => p.id,
-    [],
-    "pipelines",
-  );
+  const list = useList("listPipelines", {}, "pipelines", (p) => p.id, "pipelines");
   return (
     <>
       {useMay("execute") && (
@@ -73,15 +65,7 @@ export function Pipelines() {
 }
 
 function Caches() {
-  const list = usePages(
-    async (cursor, signal) => {
-      const page = await call("listPipelineCaches", { limit: 50, cursor }, signal);
-      return { rows: page.caches, next: page.next_cursor };
-    },
-    (c) => c.key,
-    [],
-    "pipelines",
-  );
+  const list = useList("listPipelineCaches", {}, "caches", (c) => c.key, "pipelines");
   const columns: Column<PipelineCache>[] = [
     { head: "Key", cell: (c) => <Name>{c.key}</Name> },
     { head: "Size", cell: (c) => bytes(c.bytes), class: "number" },

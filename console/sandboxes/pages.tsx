@@ -1,6 +1,6 @@
 import { type Args, call } from "../api/client.ts";
 import type { LiveSandbox, SandboxRequest } from "../api/schema.ts";
-import { usePages } from "../app/live.ts";
+import { useList } from "../app/live.ts";
 import { link, navigate, type Page, path, useParam } from "../app/router.ts";
 import { useMay } from "../app/session.ts";
 import { Opener } from "../ui/action.tsx";
@@ -38,15 +38,7 @@ const columns: Column<LiveSandbox>[] = [
 function Sandboxes() {
   const [state, setState] = useParam("state");
   const mayExecute = useMay("execute");
-  const list = usePages(
-    async (cursor, signal) => {
-      const page = await call("listSandboxes", { limit: 50, state: state as State, cursor }, signal);
-      return { rows: page.sandboxes, next: page.next_cursor };
-    },
-    (s) => s.id,
-    [state],
-    "sandboxes",
-  );
+  const list = useList("listSandboxes", { state: state as State }, "sandboxes", (s) => s.id, "sandboxes");
   return (
     <>
       <div class="filters">

@@ -1,6 +1,5 @@
-import { call } from "../api/client.ts";
 import type { Schedule } from "../api/schema.ts";
-import { usePages, useTick } from "../app/live.ts";
+import { useList, useTick } from "../app/live.ts";
 import { link, path } from "../app/router.ts";
 import { useMay } from "../app/session.ts";
 import { type Column, Table } from "../ui/table.tsx";
@@ -60,15 +59,7 @@ const columns: Column<Schedule>[] = [
 ];
 
 export function Schedules() {
-  const list = usePages(
-    async (cursor, signal) => {
-      const page = await call("listSchedules", { limit: 50, cursor }, signal);
-      return { rows: page.schedules, next: page.next_cursor };
-    },
-    (s) => s.id,
-    [],
-    "schedules",
-  );
+  const list = useList("listSchedules", {}, "schedules", (s) => s.id, "schedules");
   return (
     <>
       {useMay("execute") && (

@@ -1,6 +1,6 @@
 import { call } from "../api/client.ts";
 import type { Connection, ConnectionRequest } from "../api/schema.ts";
-import { usePages } from "../app/live.ts";
+import { useList } from "../app/live.ts";
 import { link, navigate, type Page, path } from "../app/router.ts";
 import { useSession } from "../app/session.ts";
 import { Opener } from "../ui/action.tsx";
@@ -41,15 +41,7 @@ const fields = [
 
 function Connections() {
   const { org } = useSession();
-  const list = usePages(
-    async (cursor, signal) => {
-      const page = await call("listConnections", { limit: 100, cursor }, signal);
-      return { rows: page.connections, next: page.next_cursor };
-    },
-    (c) => c.org + "/" + c.slug,
-    [],
-    "connections",
-  );
+  const list = useList("listConnections", {}, "connections", (c) => c.org + "/" + c.slug, "connections");
   return (
     <>
       <div class="filters">

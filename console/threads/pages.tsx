@@ -1,6 +1,5 @@
-import { call } from "../api/client.ts";
 import type { Thread as Listed } from "../api/schema.ts";
-import { usePages } from "../app/live.ts";
+import { useList } from "../app/live.ts";
 import { link, type Page, path } from "../app/router.ts";
 import { type Column, Table } from "../ui/table.tsx";
 import { bytes, count, Empty, Name, Time } from "../ui/text.tsx";
@@ -18,16 +17,7 @@ const columns: Column<Listed>[] = [
 ];
 
 function Threads() {
-  const list = usePages(
-    async (cursor, signal) => {
-      const page = await call("listThreads", { limit: 100, cursor }, signal);
-      return { rows: page.threads, next: page.next_cursor };
-    },
-    (t) => t.id,
-    [],
-    "threads",
-    "executions",
-  );
+  const list = useList("listThreads", {}, "threads", (t) => t.id, "threads", "executions");
   return (
     <Table
       label="Threads"

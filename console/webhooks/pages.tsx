@@ -1,7 +1,7 @@
 import { useState } from "preact/hooks";
 import { call } from "../api/client.ts";
 import type { Delivery, Endpoint, ListedDelivery } from "../api/schema.ts";
-import { useEvery, useLive, usePages } from "../app/live.ts";
+import { useEvery, useList, useLive } from "../app/live.ts";
 import { link, type Page, path, useParam } from "../app/router.ts";
 import { useMay } from "../app/session.ts";
 import { Action } from "../ui/action.tsx";
@@ -80,14 +80,11 @@ const columns: Column<ListedDelivery>[] = [
 
 function Deliveries() {
   const [status, setStatus] = useParam("status");
-  const list = usePages(
-    async (cursor, signal) => {
-      const filter = { status: status as Delivery["status"] || undefined };
-      const page = await call("listDeliveries", { limit: 50, ...filter, cursor }, signal);
-      return { rows: page.deliveries, next: page.next_cursor };
-    },
+  const list = useList(
+    "listDeliveries",
+    { status: status as Delivery["status"] || undefined },
+    "deliveries",
     (d) => d.webhook_id,
-    [status],
     "executions",
   );
   useEvery(15_000, list.reload);
