@@ -52,15 +52,23 @@ export interface Follow {
   signal: AbortSignal;
 }
 
-// follow reads a stream until it ends. It connects again, with growing pauses, when the connection is lost.
+// follow reads a stream until it ends. It connects again, with growing pauses, when the connection is lost. A hidden page
+// has no connection: over HTTP/1.1, browsers have six to a server, which six such pages would hold.
 export async function follow({ url, onEvent, onState, signal }: Follow) {
   let last = "", failures = 0;
-  onState("connecting");
+  onState(document.hidden ? "stale" : "connecting");
   while (!signal.aborted) {
+    if (document.hidden) {
+      await change(signal);
+      continue;
+    }
+    const hidden = new AbortController();
+    const hide = () => document.hidden && hidden.abort();
+    document.addEventListener("visibilitychange", hide);
     try {
       const answer = await send("GET", url(last), {
         headers: { Accept: "text/event-stream", ...(last ? { "Last-Event-ID": last } : {}) },
-        signal,
+        signal: AbortSignal.any([signal, hidden.signal]),
       });
       if (answer.status === 204) return onState("ended");
       onState("live");
@@ -72,14 +80,28 @@ export async function follow({ url, onEvent, onState, signal }: Follow) {
       failures++;
     } catch (e) {
       if (signal.aborted) return;
+      if (hidden.signal.aborted) {
+        onState("stale");
+        continue;
+      }
       const error = e instanceof ApiError ? e : undefined;
       if (error && error.status >= 400 && error.status < 500 && error.status !== 429) return onState("failed", error);
       failures++;
+    } finally {
+      document.removeEventListener("visibilitychange", hide);
     }
     if (signal.aborted) return;
     onState("stale");
     await pause(Math.min(15_000, 250 * 2 ** failures) * (0.75 + Math.random() / 2), signal);
   }
+}
+
+// change waits until the page is shown or hidden.
+function change(signal: AbortSignal): Promise<void> {
+  return new Promise((resolve) => {
+    document.addEventListener("visibilitychange", () => resolve(), { once: true, signal });
+    signal.addEventListener("abort", () => resolve(), { once: true });
+  });
 }
 
 export function pause(ms: number, signal: AbortSignal): Promise<void> {

@@ -5,36 +5,15 @@ import { type Answer, ApiError, type Args, base, call } from "../api/client.ts";
 import type { Calls } from "../api/schema.ts";
 import { follow, type StreamState } from "../api/events.ts";
 
-// Changes is the stream of changes of one signed-in page. It is closed while the page is hidden: over HTTP/1.1, browsers
-// have six connections to a server, which six such pages would hold.
+// Changes is the stream of changes of one signed-in page.
 export class Changes {
   state: StreamState = "connecting";
   since = Date.now(); // of the state
   private readonly listeners = new Set<(kinds: string[] | null) => void>();
   private readonly watchers = new Set<() => void>();
-  private stop?: AbortController;
-  private missed = false; // whether there may have been changes without a stream
+  private readonly stop = new AbortController();
 
   start() {
-    this.missed = document.hidden;
-    document.addEventListener("visibilitychange", this.follow);
-    this.follow();
-  }
-
-  close() {
-    document.removeEventListener("visibilitychange", this.follow);
-    this.stop?.abort();
-  }
-
-  private follow = () => {
-    if (document.hidden === !this.stop) return;
-    if (document.hidden) {
-      this.stop!.abort();
-      this.stop = undefined;
-      this.missed = true;
-      return;
-    }
-    this.stop = new AbortController();
     follow({
       url: () => new URL("v1/changes", base),
       signal: this.stop.signal,
@@ -44,15 +23,18 @@ export class Changes {
         if (event.kinds) this.tell(event.kinds);
       },
       onState: (state) => {
-        const again = state === "live" && this.missed;
-        this.missed = state === "stale" || this.missed && !again;
+        const again = state === "live" && this.state === "stale";
         this.state = state;
         this.since = Date.now();
         this.watchers.forEach((f) => f());
         if (again) this.tell(null); // of what changed in between nothing is known
       },
     });
-  };
+  }
+
+  close() {
+    this.stop.abort();
+  }
 
   // on calls f with the kinds that have changed, and with null if any may have.
   on(f: (kinds: string[] | null) => void): () => void {

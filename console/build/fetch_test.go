@@ -83,7 +83,8 @@ func TestFetchPackages(t *testing.T) {
 		t.Errorf("a package that is there was fetched %d times", asked-before)
 	}
 	for _, name := range []string{"index.js", "lib/a.js"} {
-		if text, err := os.ReadFile(filepath.Join(dir, "@team", "parts", name)); err != nil || string(text) != "package/"+name {
+		text, err := os.ReadFile(filepath.Join(dir, "@team", "parts", name))
+		if err != nil || string(text) != "package/"+name {
 			t.Errorf("%s: %q, %v", name, text, err)
 		}
 	}
