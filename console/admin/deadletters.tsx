@@ -1,7 +1,7 @@
 import type { ComponentChildren } from "preact";
 import { call } from "../api/client.ts";
 import type { DeadLetter as One } from "../api/schema.ts";
-import { useEvery, useList, useLive } from "../app/live.ts";
+import { useList, useLive, usePolling } from "../app/live.ts";
 import { link, navigate, path } from "../app/router.ts";
 import { Action } from "../ui/action.tsx";
 import { type Column, Table } from "../ui/table.tsx";
@@ -27,7 +27,7 @@ const columns: Column<One>[] = [
 
 export function DeadLetters() {
   const list = useList("listDeadLetters", {}, "dead_letters", (d) => d.id);
-  useEvery(15_000, list.reload);
+  usePolling(15_000, list);
   return (
     <Table
       label="Dead letters"

@@ -149,7 +149,7 @@ function Create<T>({ kind, org, close, reload }: {
   const [made, setMade] = useState<T>();
   const { schema, hidden, named } = kind.create!;
   const secret = made && kind.secret?.(made);
-  if (secret) return <Shown label={`The ${kind.one}.`} value={secret} close={close} />;
+  if (secret) return <Shown label={`The new ${kind.one}.`} value={secret} close={close} />;
   const submit = async (body: Value) => {
     const query = { org: kind.org === "address" ? org : "" };
     const object = await sendJSON<T>(named ? "PUT" : "POST", url(kind.plural, named ? name : "", query), body);
@@ -164,7 +164,7 @@ function Create<T>({ kind, org, close, reload }: {
           {kind.org && <p class="help">Of the organisation {org || caller.org}.</p>}
           <div class="field">
             <label for="new-name">
-              name<span class="faint">(required)</span>
+              name <span class="faint">(required)</span>
             </label>
             <input id="new-name" value={name} spellcheck={false} onInput={(e) => setName(e.currentTarget.value)} />
           </div>
@@ -183,7 +183,7 @@ function Create<T>({ kind, org, close, reload }: {
   );
 }
 
-// Shown is the end of a dialog that has made a secret.
+// Shown is the last step of a dialog that has created a secret.
 export function Shown({ label, value, close }: { label: string; value: string; close: () => void }) {
   return (
     <>

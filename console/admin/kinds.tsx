@@ -48,10 +48,10 @@ export const orgs: Kind<Org> = {
       "More",
       <>
         {["keys", "members", "secrets", "sessions", "audit"].map((plural) => (
-          <>
+          <span key={plural}>
             <a href={link("/admin/" + plural, { org: o.name })}>{plural}</a>
             {" "}
-          </>
+          </span>
         ))}
       </>,
     ],
@@ -249,7 +249,7 @@ export const keys: Kind<Key> = {
     ["Name", <Name>{k.name}</Name>],
     ["Organisation", ref("orgs", k.org)],
     ["Scopes", scopes(k)],
-    ["Plan of its own", ref("plans", k.plan)],
+    ["Plan", ref("plans", k.plan)],
     ["Profile", ref("profiles", k.profile)],
     ["Further profiles", words(k.profiles)],
     ["Key", <code>{k.hint}</code>],
@@ -425,5 +425,5 @@ export const sessions: Kind<Session> = {
 };
 
 function This({ session }: { session: Session }) {
-  return useSession().session?.id === session.id ? <b>this one ·</b> : null;
+  return useSession().session?.id === session.id ? <b>this session ·</b> : null;
 }

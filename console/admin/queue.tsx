@@ -1,12 +1,12 @@
 import { call } from "../api/client.ts";
 import type { ClassCounts, OrgQueue, QueuedExecution } from "../api/schema.ts";
-import { useEvery, useLive } from "../app/live.ts";
+import { useLive, usePolling } from "../app/live.ts";
 import { link, path } from "../app/router.ts";
 import { useSession } from "../app/session.ts";
 import { type Column, Table } from "../ui/table.tsx";
 import { count, duration, Empty, Facts, Failure, Name, Section, Time } from "../ui/text.tsx";
 
-const refresh = 5000; // ms; the stream of changes reports executions of the own organisation only
+const refresh = 5000; // ms; the stream of changes reports only the caller's organisation
 
 const wait = (seconds: number | null) => seconds === null ? "unknown" : duration(seconds * 1000);
 const sum = (c: ClassCounts) => c.interactive + c.background;
@@ -41,7 +41,7 @@ function Queues() {
     [],
     "executions",
   );
-  useEvery(refresh, list.reload);
+  usePolling(refresh, list);
   return (
     <Section title="By organisation">
       <Table

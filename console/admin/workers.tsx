@@ -1,6 +1,6 @@
 import { call } from "../api/client.ts";
-import type { Pool, Problem, Process, Worker as One } from "../api/schema.ts";
-import { useEvery, useLive } from "../app/live.ts";
+import type { Pool, Problem as ProcessProblem, Process, Worker as One } from "../api/schema.ts";
+import { useLive, usePolling } from "../app/live.ts";
 import { link, path } from "../app/router.ts";
 import { Action } from "../ui/action.tsx";
 import { Meter } from "../ui/chart.tsx";
@@ -49,13 +49,13 @@ const problems = (p: Process) =>
       <Name>{p.problems.map(text).join("; ")}</Name>
     </span>
   );
-const text = (p: Problem) => `${p.need}: ${p.message}`;
+const text = (p: ProcessProblem) => `${p.need}: ${p.message}`;
 
 export function Workers() {
   const workers = useLive(async (signal) => (await call("listWorkers", {}, signal)).workers, []);
   const demand = useLive(async (signal) => (await call("getAutoscale", {}, signal)).pools, []);
   const running = useLive(async (signal) => (await call("listProcesses", {}, signal)).processes, []);
-  useEvery(refresh, () => (workers.reload(), demand.reload()));
+  usePolling(refresh, workers, demand);
   return (
     <>
       <Section title="Live workers">
@@ -104,8 +104,9 @@ export function Workers() {
 }
 
 export function Worker({ args: { name } }: { args: Record<string, string> }) {
-  const { value, error, reload } = useLive((signal) => call("listWorkers", {}, signal), [name]);
-  useEvery(refresh, reload);
+  const list = useLive((signal) => call("listWorkers", {}, signal), [name]);
+  usePolling(refresh, list);
+  const { value, error, reload } = list;
   const w = value?.workers.find((w) => w.name === name);
   if (!value) return <Failure of={error} />;
   if (!w) return <Empty command="bullpen workers">There is no live worker of this name.</Empty>;

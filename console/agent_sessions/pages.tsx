@@ -108,9 +108,13 @@ function Create({ close }: { close: () => void }) {
       {choice("agentMode", "mode", modes, "default")}
       {choice("permissionMode", "permissions", ["plan", "acceptEdits", "bypass"].map((id) => ({ id })), "default")}
       {choice("model", "model", models, "default")}
-      {text("title", "title", "For people.")}
-      {text("id", "id", "Any text of 1 to 200 bytes. The server chooses one if it is empty.")}
-      {text("directory", "directory", "A directory of the session's home in which the agent works. Empty: the home.")}
+      {text("title", "title", "Shown in lists.")}
+      {text("id", "id", "Any text of up to 200 bytes. If empty, the server chooses one.")}
+      {text(
+        "directory",
+        "directory",
+        "Where the agent works, in the session's home. If empty, the home itself.",
+      )}
       {failure}
       <div class="actions">
         <button class="primary" disabled={busy} aria-busy={busy}>Create</button>

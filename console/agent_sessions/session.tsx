@@ -13,7 +13,7 @@ import { count, Facts, Failure, JSONText, Name, Status, Time, visible } from "..
 import { type AgentSession, at, call, homeOf, type Item, type Part, type Permission, type Question } from "./api.ts";
 import { Conversation, type Line } from "./conversation.ts";
 
-const eventsShown = 5000; // of a session, when the page opens; the newest
+const eventsShown = 5000; // the newest events that the page reads when it opens
 
 export function Session({ args: { id } }: { args: Record<string, string> }) {
   const { value: s, error, reload } = useLive(

@@ -5,7 +5,7 @@ import { actFor, type ApiError, base, call, onSignedOut } from "../api/client.ts
 import type { Caller } from "../api/schema.ts";
 import { Dialog, Messages, notify, useSubmit } from "../ui/action.tsx";
 import { Empty, Failure, formatTime, Name, Zone } from "../ui/text.tsx";
-import { asError, Changes, ChangesContext, useTick } from "./live.ts";
+import { asError, Changes, ChangesContext } from "./live.ts";
 import { type Group, link, match, navigate, type Page, useLocation } from "./router.ts";
 import { Session } from "./session.ts";
 
@@ -99,8 +99,8 @@ function SignIn({ signedIn }: { signedIn: (c: Caller) => void }) {
           placeholder="sk-…"
           onInput={(e) => setKey(e.currentTarget.value)} />
         <p class="help">
-          The key stays on the server: this browser keeps a session only. The first key of a server is in
-          <code>bootstrap.key</code> in its data directory.
+          The browser sends the key once and keeps only a session. A new server's first key is in the file{" "}
+          <code>bootstrap.key</code> of its data directory.
         </p>
         {failure}
         <button class="primary" disabled={busy} aria-busy={busy}>Sign in</button>
@@ -228,7 +228,6 @@ function LiveSign() {
   const changes = useContext(ChangesContext)!;
   const [, draw] = useState(0);
   useEffect(() => changes.watch(() => draw((n) => n + 1)), [changes]);
-  useTick();
   const zone = useContext(Zone);
   if (changes.state === "live") return <span class="status good" role="status">live</span>;
   if (changes.state === "connecting") return <span class="status wait" role="status">connecting</span>;

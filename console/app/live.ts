@@ -20,14 +20,14 @@ export class Changes {
       onEvent: (data) => {
         if (!data) return;
         const event = JSON.parse(data) as { kinds?: string[] };
-        if (event.kinds) this.tell(event.kinds);
+        if (event.kinds) this.emit(event.kinds);
       },
       onState: (state) => {
-        const again = state === "live" && this.state === "stale";
+        const reconnected = state === "live" && this.state === "stale";
+        if (this.state === "live") this.since = Date.now();
         this.state = state;
-        this.since = Date.now();
         this.watchers.forEach((f) => f());
-        if (again) this.tell(null); // of what changed in between nothing is known
+        if (reconnected) this.emit(null); // changes in between were missed
       },
     });
   }
@@ -48,7 +48,7 @@ export class Changes {
     return () => this.watchers.delete(f);
   }
 
-  private tell(kinds: string[] | null) {
+  private emit(kinds: string[] | null) {
     this.listeners.forEach((f) => f(kinds));
   }
 }
@@ -62,7 +62,9 @@ export interface Loaded<T> {
   reload(): void;
 }
 
-// useLive reads something when the page is shown, when deps change, and when a kind of object in kinds changes.
+const maxLoad = 60_000; // ms, after which a request on a dead connection fails
+
+// useLive reads data when the page is shown, when deps change, and when objects of one of the kinds change.
 export function useLive<T>(load: (signal: AbortSignal) => Promise<T>, deps: unknown[], ...kinds: string[]): Loaded<T> {
   const [state, set] = useState<{ value?: T; error?: ApiError; loading: boolean }>({ loading: true });
   const changes = useContext(ChangesContext);
@@ -75,7 +77,7 @@ export function useLive<T>(load: (signal: AbortSignal) => Promise<T>, deps: unkn
     const fresh = shown.current !== key;
     shown.current = key;
     set((old) => ({ value: fresh ? undefined : old.value, error: fresh ? undefined : old.error, loading: true }));
-    load(stop.signal).then(
+    load(AbortSignal.any([stop.signal, AbortSignal.timeout(maxLoad)])).then(
       (value) => stop.signal.aborted || set({ value, loading: false }),
       (error) => stop.signal.aborted || set((old) => ({ value: old.value, error: asError(error), loading: false })),
     );
@@ -111,14 +113,19 @@ export function asError(e: unknown): ApiError {
   return e instanceof ApiError ? e : new ApiError(e instanceof Error ? e.message : String(e), 0, "page");
 }
 
-// useTick renders again every second, for what shows the time.
-export function useTick(ms = 1000) {
+// useTick renders every second, for components that show elapsed or remaining time.
+export function useTick() {
   const [, set] = useState(0);
-  useEvery(ms, () => set((n) => n + 1));
+  useEvery(1000, () => set((n) => n + 1));
 }
 
-// useEvery calls f at intervals, while the page is visible.
-export function useEvery(ms: number, f: () => void) {
+// usePolling reloads data at intervals. It skips what is still being read, which a slow server would never finish.
+export function usePolling(ms: number, ...all: Pick<Loaded<unknown>, "loading" | "reload">[]) {
+  useEvery(ms, () => all.forEach((data) => data.loading || data.reload()));
+}
+
+// useEvery calls f at intervals while the page is visible.
+function useEvery(ms: number, f: () => void) {
   const last = useRef(f);
   last.current = f;
   useEffect(() => {
@@ -142,18 +149,23 @@ export function usePages<T>(
   const [rest, setRest] = useState<{ rows: T[]; next: string | null } | null>(null);
   const [error, setError] = useState<ApiError>();
   const key = JSON.stringify(deps);
-  useEffect(() => (setRest(null), setError(undefined)), [key]);
+  const reading = useRef<AbortController>(undefined);
+  useEffect(() => {
+    setRest(null);
+    setError(undefined);
+    return () => (reading.current?.abort(), reading.current = undefined);
+  }, [key]);
   const next = rest ? rest.next : first.value?.next;
-  const reading = useRef(false);
   const more = () => {
     if (reading.current) return;
-    reading.current = true;
-    load(next!, new AbortController().signal)
-      .then((page) =>
-        setRest((old) => ({ rows: [...(old?.rows ?? first.value!.rows), ...page.rows], next: page.next }))
-      )
-      .catch((e) => setError(asError(e)))
-      .finally(() => (reading.current = false));
+    const { signal } = reading.current = new AbortController();
+    load(next!, signal).then((page) => {
+      if (signal.aborted) return;
+      setRest((old) => ({ rows: [...(old?.rows ?? first.value!.rows), ...page.rows], next: page.next }));
+      setError(undefined);
+    }).catch((e) => signal.aborted || setError(asError(e))).finally(() =>
+      signal.aborted || (reading.current = undefined)
+    );
   };
   let rows = first.value?.rows;
   if (rows && rest) {

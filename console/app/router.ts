@@ -25,8 +25,6 @@ function parse(hash: string): Location {
   return { path: path || "/", query: new URLSearchParams(query ?? "") };
 }
 
-const current = () => parse(location.hash);
-
 export function useLocation(): Location {
   const [hash, set] = useState(location.hash);
   useEffect(() => {
@@ -57,9 +55,10 @@ export function navigate(path: string, query: Query = {}) {
 // useParam returns a parameter of the page's address and a function that changes it without a new entry in the
 // browser's history.
 export function useParam(name: string, initial = ""): [string, (value: string) => void] {
-  const { query } = useLocation();
+  const { path, query } = useLocation();
   const set = (value: string) => {
-    const at = current();
+    const at = parse(location.hash);
+    if (at.path !== path) return; // the reader has left the page
     if (value === initial || value === "") at.query.delete(name);
     else at.query.set(name, value);
     const text = at.query.toString();

@@ -45,7 +45,7 @@ export function Batch({ args: { id } }: { args: Record<string, string> }) {
       <Facts
         of={[
           ["Rate", over(b) ? undefined : `${b.rate} per second`],
-          ["Time left", over(b) ? undefined : b.time_left === null ? "not known" : duration(b.time_left * 1000)],
+          ["Time left", over(b) ? undefined : b.time_left === null ? "unknown" : duration(b.time_left * 1000)],
           ["Created", <Time at={b.created_at} />],
           ["Started", <Time at={b.started_at} />],
           ["Ended", b.completed_at ? <Time at={b.completed_at} /> : undefined],

@@ -36,7 +36,7 @@ export function NewBatch() {
             ? (
               <div class="actions">
                 <Name>{`${file.name}, ${bytes(file.size)}`}</Name>
-                <button type="button" onClick={() => setFile(undefined)}>Type them instead</button>
+                <button type="button" onClick={() => setFile(undefined)}>Remove file</button>
               </div>
             )
             : (

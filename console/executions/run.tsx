@@ -33,13 +33,15 @@ export function Run() {
   const [settings, setSettings] = useState<Record<string, unknown>>();
   useEffect(() => {
     if (!from) return setSettings({});
-    call("getRequest", { id: from }).then((request) => {
+    const stop = new AbortController();
+    call("getRequest", { id: from }, stop.signal).then((request) => {
       const { code, language, env_names, trace_id: _, delivery_mode: __, ...rest } = request;
       setCode(code);
       setLanguage(language);
       setSettings({ ...rest, env_vars: Object.fromEntries(env_names.map((name) => [name, ""])) });
-      if (env_names.length) notify("The values of environment variables are not kept: set them again.");
-    }, (e) => (notify(asError(e).message, true), setSettings({})));
+      if (env_names.length) notify("The values of environment variables are not stored. Set them again.");
+    }, (e) => stop.signal.aborted || (notify(asError(e).message, true), setSettings({})));
+    return () => stop.abort();
   }, [from]);
   const send = async (rest: Record<string, unknown>) => {
     const accepted = await call("execute", {

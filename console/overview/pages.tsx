@@ -1,6 +1,6 @@
 import { call } from "../api/client.ts";
 import type { Overview as Figures } from "../api/schema.ts";
-import { useEvery, useLive } from "../app/live.ts";
+import { useLive, usePolling } from "../app/live.ts";
 import { link, type Page, useParam } from "../app/router.ts";
 import { useSession } from "../app/session.ts";
 import { Chart } from "../ui/chart.tsx";
@@ -17,7 +17,7 @@ function Overview() {
   const [org] = useParam("org");
   const { global } = useSession();
   const list = useLive((signal) => call("getOverview", { org }, signal), [org]);
-  useEvery(5000, list.reload);
+  usePolling(5000, list);
   const o = list.value;
   if (!o) return <Failure of={list.error} />;
   const sum = (n: { interactive: number; background: number } | undefined) =>
@@ -93,7 +93,7 @@ function Webhooks() {
     ]);
     return { pending, endpoints };
   }, []);
-  useEvery(15_000, list.reload);
+  usePolling(15_000, list);
   const w = list.value;
   return (
     <Section title="Webhooks">
@@ -114,7 +114,7 @@ function Webhooks() {
 
 function Server({ of: o }: { of: Figures }) {
   const processes = useLive((signal) => call("listProcesses", {}, signal), []);
-  useEvery(15_000, processes.reload);
+  usePolling(15_000, processes);
   const s = o.server;
   if (!s) return null;
   return (

@@ -50,7 +50,7 @@ export function Pipeline({ args: { id } }: { args: Record<string, string> }) {
   );
 }
 
-// mostInteresting returns the cell that is shown before the reader chooses one.
+// mostInteresting returns the cell that is shown until the reader chooses one.
 function mostInteresting(cells: PipelineCell[]): PipelineCell | undefined {
   for (const status of ["failed", "running", "cancelled"]) {
     const found = cells.find((c) => c.status === status && c.trace_id);
@@ -90,7 +90,7 @@ function Cell({ id, cell: c, reload }: { id: string; cell: PipelineCell; reload:
         <div class="actions">
           Artifacts:
           {c.artifacts.map((a) =>
-            c.artifacts_kept && mayFiles
+            mayFiles && c.artifacts_kept
               ? (
                 <a
                   class="button"
@@ -106,7 +106,7 @@ function Cell({ id, cell: c, reload }: { id: string; cell: PipelineCell; reload:
                   {a.name}.tar
                 </a>
               )
-              : <span class="pair" key={a.name}>{a.name}: not kept yet</span>
+              : <span class="pair" key={a.name}>{a.name}{!c.artifacts_kept && ": not stored yet"}</span>
           )}
         </div>
       )}
@@ -143,12 +143,12 @@ function Report({ p }: { p: WholePipeline }) {
             "Failed",
             failed.length
               ? failed.map((c, i) => (
-                <>
+                <span key={keyOf(c)}>
                   {i > 0 && ", "}
                   <a href={to(c)}>
                     <Name>{keyOf(c)}</Name>
                   </a>
-                </>
+                </span>
               ))
               : undefined,
           ],

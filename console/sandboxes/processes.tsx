@@ -1,7 +1,7 @@
 import { useEffect, useState } from "preact/hooks";
 import type { ApiError } from "../api/client.ts";
 import { pause, type StreamState } from "../api/events.ts";
-import { asError, useEvery, useLive } from "../app/live.ts";
+import { asError, useLive, usePolling } from "../app/live.ts";
 import { useParam } from "../app/router.ts";
 import { Action, useSubmit } from "../ui/action.tsx";
 import { Log, StreamSign, useLog } from "../ui/output.tsx";
@@ -16,7 +16,7 @@ export function Processes({ id, idle }: { id: string; idle: boolean }) {
   const [command, setCommand] = useState("");
   const [user, setUser] = useState("user");
   const list = useLive((signal) => processes(id, signal), [id]);
-  useEvery(3000, () => idle || list.reload());
+  usePolling(3000, ...idle ? [] : [list]);
   const { busy, submit, failure } = useSubmit(async (text: string) => {
     setPID(String(await start(id, user, text)));
     list.reload();
@@ -59,7 +59,7 @@ export function Processes({ id, idle }: { id: string; idle: boolean }) {
           <option>root</option>
         </select>
         <button class="primary" disabled={busy} aria-busy={busy}>Start</button>
-        {idle && <button type="button" onClick={list.reload}>Read the list again</button>}
+        {idle && <button type="button" onClick={list.reload}>Refresh</button>}
       </form>
       {failure}
       {pid && <ProcessOutput key={pid} id={id} pid={Number(pid)} ended={list.reload} close={() => setPID("")} />}
@@ -130,7 +130,7 @@ function ProcessOutput({ id, pid, ended, close }: { id: string; pid: number; end
         <button class="quiet" onClick={close}>close</button>
       </div>
       <Failure of={error} />
-      {log.cut && <p class="faint">Only the end is shown here.</p>}
+      {log.cut && <p class="faint">Only the end is shown.</p>}
       <Log pieces={log.pieces} ended={state === "ended"} />
     </section>
   );

@@ -124,8 +124,8 @@ function Logs({ id }: { id: string }) {
         <button onClick={reload} disabled={loading}>Read again</button>
       </div>
       <Failure of={error} />
-      {value?.truncated && <p class="faint">Entries are missing: the log has reached its limit.</p>}
-      {log.cut && <p class="faint">Only the end is shown here.</p>}
+      {value?.truncated && <p class="faint">The log has reached its limit: entries are missing.</p>}
+      {log.cut && <p class="faint">Only the end is shown.</p>}
       <Log pieces={log.pieces} ended={!loading} />
     </>
   );

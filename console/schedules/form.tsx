@@ -1,4 +1,5 @@
 import { call } from "../api/client.ts";
+import { pause } from "../api/events.ts";
 import type { ScheduleRequest } from "../api/schema.ts";
 import { useLive } from "../app/live.ts";
 import { navigate, path } from "../app/router.ts";
@@ -49,7 +50,7 @@ export function EditSchedule({ args: { id } }: { args: Record<string, string> })
 // Preview shows the next ticks of the timing that is being typed, or what is wrong with it.
 function Preview({ cron, every, zone }: { cron?: string; every?: number; zone?: string }) {
   const { value, error } = useLive(async (signal) => {
-    await new Promise((resolve) => setTimeout(resolve, 250)); // until a pause in the typing
+    await pause(250, signal); // until the reader stops typing
     if (signal.aborted || !cron && !every) return { ticks: [] };
     return call("previewSchedule", { cron, every, time_zone: zone, count: 5 }, signal);
   }, [cron, every, zone]);

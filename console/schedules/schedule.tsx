@@ -28,7 +28,7 @@ const columns: Column<ScheduleRun>[] = [
   { head: "Reason", cell: (r) => <Name>{r.reason}</Name> },
 ];
 
-// NextTicks reads the schedule again when its last tick has passed.
+// NextTicks reads the schedule again after its last known tick.
 function NextTicks({ of: s, reload }: { of: WholeSchedule; reload: () => void }) {
   const next = useToCome(s.next);
   const outdated = s.next.length > 0 && next.length === 0;

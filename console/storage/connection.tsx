@@ -2,7 +2,7 @@ import { address, call } from "../api/client.ts";
 import type { Connection, ConnectionRequest, ForkVolumeRequest } from "../api/schema.ts";
 import { useLive } from "../app/live.ts";
 import { navigate, path, useParam } from "../app/router.ts";
-import { useMay } from "../app/session.ts";
+import { useMay, useSession } from "../app/session.ts";
 import { stored } from "../threads/source.ts";
 import { Difference, Execution, VersionChoice, Versions } from "../threads/versions.tsx";
 import { Action, Opener } from "../ui/action.tsx";
@@ -22,7 +22,8 @@ export function Storage({ args: { slug } }: { args: Record<string, string> }) {
   const at = { slug, org };
   const read = (signal: AbortSignal) => call("getConnection", at, signal);
   const { value: c, error, reload } = useLive(read, [slug, org], "connections");
-  const mayFiles = useMay("files");
+  const { org: own } = useSession();
+  const mayFiles = useMay("files") && (!org || org === own); // the routes of files have no parameter org
   const [version] = useParam("version");
   const number = Number(version) || undefined;
   const isVolume = c?.kind === "volume";

@@ -17,7 +17,7 @@ const columns: Column<Listed>[] = [
 ];
 
 function Threads() {
-  const list = useList("listThreads", {}, "threads", (t) => t.id, "threads", "executions");
+  const list = useList("listThreads", {}, "threads", (t) => t.id, "executions");
   return (
     <Table
       label="Threads"

@@ -17,7 +17,7 @@ export function stored(
     signedURL((await call("fileDownloadURL", { body: { ...at, path, inline } })).url);
   const files: Source = {
     key: `${source}/${id}/${version ?? ""}`,
-    kinds: version ? [] : ["threads", "executions"],
+    kinds: version ? [] : ["executions"],
     start: "",
     top: [source === "thread" ? "home" : "/data/" + id, ""],
     list: async (path, signal) => (await call("listFiles", { body: { ...at, path } }, signal)).files,

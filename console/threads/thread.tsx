@@ -13,7 +13,7 @@ import { archive, stored } from "./source.ts";
 import { Difference, Execution, VersionChoice, Versions } from "./versions.tsx";
 
 export function Thread({ args: { id } }: { args: Record<string, string> }) {
-  const { value: t, error } = useLive((signal) => call("getThread", { id }, signal), [id], "threads", "executions");
+  const { value: t, error } = useLive((signal) => call("getThread", { id }, signal), [id], "executions");
   const mayFiles = useMay("files");
   const [version] = useParam("version");
   if (!t) return <Failure of={error} />;

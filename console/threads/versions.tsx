@@ -41,7 +41,7 @@ export function Versions({ of, mayFiles }: { of: ThreadVersion[]; mayFiles: bool
   );
 }
 
-// VersionChoice chooses the version whose files are shown.
+// VersionChoice selects the version whose files are shown.
 export function VersionChoice({ of }: { of: ThreadVersion[] }) {
   const [version, set] = useParam("version");
   return (
@@ -94,7 +94,7 @@ export function Difference({ source, id, versions }: {
         {below && <FileName of={below} />}
       </div>
       <Failure of={error} />
-      {value?.truncated && <p class="faint">There are more changes: look at the directories one by one.</p>}
+      {value?.truncated && <p class="faint">There are more changes. Open a directory to see its own.</p>}
       {value && !diff && (
         <Table
           label="Changes"

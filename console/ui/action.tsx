@@ -38,7 +38,7 @@ export function Messages() {
   );
 }
 
-// Action is a button. An error of run is shown in the API's words. confirm, if set, is asked first.
+// Action is a button that calls run and shows its error. If confirm is set, the reader has to confirm it first.
 export function Action({ children, run, done, confirm: question, danger, disabled }: {
   children: ComponentChildren;
   run: () => Promise<unknown>;
@@ -57,6 +57,7 @@ export function Action({ children, run, done, confirm: question, danger, disable
   return (
     <>
       <button
+        type="button" // in a form, the Enter key must not press it
         class={danger ? "danger" : ""}
         disabled={busy || disabled}
         aria-busy={busy}
@@ -132,9 +133,9 @@ export function useSubmit<T>(send: (value: T) => Promise<unknown>) {
 export function Secret({ label, value }: { label: string; value: string }) {
   return (
     <div class="secret">
-      <p>{label} It is shown only now.</p>
+      <p>{label} Copy it now: it is not shown again.</p>
       <input readOnly value={value} aria-label={label} onFocus={(e) => e.currentTarget.select()} />
-      <button onClick={() => navigator.clipboard?.writeText(value).then(() => notify("Copied."))}>Copy</button>
+      {navigator.clipboard && <Action run={() => navigator.clipboard.writeText(value)} done="Copied.">Copy</Action>}
     </div>
   );
 }

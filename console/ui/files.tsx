@@ -1,5 +1,4 @@
-// A browser of files: of threads, volumes and sandboxes. Contents are shown as text, or by the browser in a frame that
-// may do nothing.
+// A file browser for threads, volumes and sandboxes. It shows contents as text, or in a fully sandboxed frame.
 import { useEffect, useState } from "preact/hooks";
 import { type ApiError, send } from "../api/client.ts";
 import { asError, useLive } from "../app/live.ts";
@@ -107,7 +106,7 @@ function Crumbs({ source, path, to }: { source: Source; path: string; to: (path:
     <span class="crumbs">
       <a href={to(source.top[1])}>{source.top[0]}</a>
       {parts.map((name, i) => (
-        <>
+        <span key={i}>
           /{" "}
           <a
             key={i}
@@ -115,7 +114,7 @@ function Crumbs({ source, path, to }: { source: Source; path: string; to: (path:
             aria-current={i === parts.length - 1 ? "page" : undefined}>
             <FileName of={name} />
           </a>
-        </>
+        </span>
       ))}
     </span>
   );
@@ -254,7 +253,9 @@ function Text({ source, file }: { source: Source; file: Entry }) {
   if (text === "") return <p class="faint">The file is empty.</p>;
   return (
     <>
-      {file.size > maxText && <p class="faint">Only the first {bytes(maxText)} are shown: download it for the rest.</p>}
+      {file.size > maxText && (
+        <p class="faint">Only the first {bytes(maxText)} are shown. Download the file for the rest.</p>
+      )}
       <pre class="file" tabIndex={0}>{visible(text.replaceAll("\r\n", "\n"))}</pre>
     </>
   );

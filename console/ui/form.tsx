@@ -39,11 +39,11 @@ function schemas(): Promise<Record<string, Schema>> {
   return document;
 }
 
-// Form edits an object of a schema. fields, if given, are the properties that are shown, in this order, and more are
-// those that the reader may open. With first instead, the schema's properties among first are shown, and all others can
-// be opened. What children returns for the present value follows the field after, or the last one.
-// What is empty is not sent, nor is what value has beyond the schema: it may be a whole object, of which some settings
-// can be changed.
+// Form edits an object of a schema. It shows the properties fields, if set, in this order, and those of more under "More
+// settings". If first is set, it shows the schema's properties among first, and all others under "More settings". The
+// result of children follows the field after, or the last field.
+// Form sends no empty properties, and none that the schema lacks: value may be a whole object, of which only some
+// properties are settings.
 export function Form(
   { schema: name, value: initial = {}, fields, more, first, hidden, children, after, submit: send, label, code }: {
     schema: string;
@@ -260,7 +260,7 @@ function Field({ name, all, schema, value, set, required, code }: {
   }
   return (
     <div class="field">
-      <label for={id}>{name}{required && <span class="faint">(required)</span>}</label>
+      <label for={id}>{name} {required && <span class="faint">(required)</span>}</label>
       {input}
       <p class="help" id={id + "h"}>{schema.description}</p>
     </div>

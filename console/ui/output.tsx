@@ -91,7 +91,7 @@ export function Output({ id, onResult }: { id: string; onResult?: (e: ResultEven
     });
     return () => stop.abort();
   }, [id]);
-  const shown = log.pieces.filter((p) => !only || p.stream === only);
+  const shown = log.pieces.filter((p) => !only || p.stream === only || p.stream === "gap");
   return (
     <div class="output">
       <div class="actions">
@@ -105,7 +105,7 @@ export function Output({ id, onResult }: { id: string; onResult?: (e: ResultEven
         <a href={address("getStderr", { id }).href} download={`${id}.stderr`}>stderr</a>
       </div>
       <Failure of={error} />
-      {log.cut && <p class="faint">Only the end is shown here; download the stream for all that is kept.</p>}
+      {log.cut && <p class="faint">Only the end is shown. Download the stream for all output that was kept.</p>}
       <Log pieces={shown} ended={state === "ended"} />
     </div>
   );

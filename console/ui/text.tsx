@@ -146,7 +146,7 @@ export function jsonText(value: unknown): string {
   try {
     return JSON.stringify(value, null, isDeeper(value, maxIndented) ? 0 : 2) ?? "";
   } catch {
-    return "It is nested too deeply to be shown.";
+    return "Nested too deeply to show.";
   }
 }
 

@@ -1,7 +1,6 @@
-import { useEffect } from "preact/hooks";
 import { address, call } from "../api/client.ts";
 import type { Orgs, QuotaUse, Usage as Report, UsageRow } from "../api/schema.ts";
-import { useLive } from "../app/live.ts";
+import { useLive, usePolling } from "../app/live.ts";
 import { useParam } from "../app/router.ts";
 import { useSession } from "../app/session.ts";
 import { Chart, Meter, type Series } from "../ui/chart.tsx";
@@ -49,14 +48,12 @@ export function Usage() {
   const [org, setOrg] = useParam("org");
   const args = { from, to, group_by: group ? `day,${group}` : "day" };
   const all = { ...args, org: org === everyOrg ? undefined : org };
-  const { value, error, reload } = useLive(
+  const report = useLive(
     (signal) => org ? call("getOrgUsage", all, signal) : call("getUsage", args, signal),
     [args, org],
   );
-  useEffect(() => {
-    const timer = setInterval(() => document.hidden || reload(), 60_000);
-    return () => clearInterval(timer);
-  }, [reload]);
+  usePolling(60_000, report);
+  const { value, error } = report;
   const csv = org ? address("getOrgUsage", { ...all, format: "csv" }) : address("getUsage", { ...args, format: "csv" });
   return (
     <>

@@ -1,19 +1,16 @@
 import { useState } from "preact/hooks";
 import { address, call, send } from "../api/client.ts";
 import type { DeliveryAttempt, DeliveryRequest } from "../api/schema.ts";
-import { useLive } from "../app/live.ts";
+import { useLive, usePolling } from "../app/live.ts";
 import { useMay } from "../app/session.ts";
 import { Action } from "../ui/action.tsx";
 import { duration, Facts, Failure, Name, Section, Status, Time } from "../ui/text.tsx";
 
 // Delivery shows the webhook of an execution: its attempts, with what was sent and answered.
 export function Delivery({ id }: { id: string }) {
-  const { value: d, error, reload } = useLive(
-    (signal) => call("getDelivery", { id }, signal),
-    [id],
-    "executions",
-    "deliveries",
-  );
+  const delivery = useLive((signal) => call("getDelivery", { id }, signal), [id], "executions");
+  const { value: d, error, reload } = delivery;
+  usePolling(5000, ...d?.status === "pending" ? [delivery] : []); // the stream of changes does not report deliveries
   const mayExecute = useMay("execute");
   return (
     <Section

@@ -1,7 +1,7 @@
 import { useState } from "preact/hooks";
 import { call } from "../api/client.ts";
 import type { Delivery, Endpoint, ListedDelivery } from "../api/schema.ts";
-import { useEvery, useList, useLive } from "../app/live.ts";
+import { useList, useLive, usePolling } from "../app/live.ts";
 import { link, type Page, path, useParam } from "../app/router.ts";
 import { useMay } from "../app/session.ts";
 import { Action } from "../ui/action.tsx";
@@ -24,7 +24,7 @@ function Webhooks() {
 
 function Endpoints() {
   const list = useLive(async (signal) => (await call("listEndpoints", {}, signal)).endpoints, [], "executions");
-  useEvery(15_000, list.reload);
+  usePolling(15_000, list);
   const mayExecute = useMay("execute");
   const columns: Column<Endpoint>[] = [
     { head: "URL", cell: (e) => <Name>{e.url}</Name> },
@@ -87,7 +87,7 @@ function Deliveries() {
     (d) => d.webhook_id,
     "executions",
   );
-  useEvery(15_000, list.reload);
+  usePolling(15_000, list);
   const mayExecute = useMay("execute");
   return (
     <Section title="Deliveries">

@@ -66,7 +66,7 @@ export function Settings({ of: key }: { of: string | undefined }) {
       {absent(error) && (
         <>
           <Empty command="bullpen key webhook set https://ci.example.com/hooks/bullpen">
-            The key has no webhook of its own: only executions that name a webhook_url send one.
+            This key has no webhook. Only executions with a webhook_url send one.
           </Empty>
           {mayChange && (
             <div class="actions">
