@@ -8,7 +8,7 @@ import { Opener } from "../ui/action.tsx";
 import { Difference } from "../ui/diff.tsx";
 import { Form, TimeField } from "../ui/form.tsx";
 import { type Column, Table } from "../ui/table.tsx";
-import { count, Empty, Facts, Failure, Name, Section, Status, Time } from "../ui/text.tsx";
+import { count, Empty, Facts, Failure, Name, Problem, Section, Status, Time } from "../ui/text.tsx";
 
 // outcome shows how an act ended. Of one that is not done, or during which the server died, there is the intent only.
 const outcome = (r: One) => <Status of={r.stage === "intent" ? "unknown" : r.error ? "failed" : "success"} />;
@@ -97,11 +97,7 @@ function Verified({ of: v }: { of: AuditVerification }) {
   const unfinished = v.unfinished.join(", ");
   return (
     <div role="status">
-      {v.problem && (
-        <p class="failure">
-          <Name>{v.problem}</Name>
-        </p>
-      )}
+      <Problem of={v.problem} />
       <Facts
         of={[
           ["Chain", <Status of={v.valid ? "intact" : "broken"} />],

@@ -5,7 +5,7 @@ import { useList, useLive, usePolling } from "../app/live.ts";
 import { link, navigate, path } from "../app/router.ts";
 import { Action } from "../ui/action.tsx";
 import { type Column, Table } from "../ui/table.tsx";
-import { bytes, count, Empty, Facts, Failure, Name, Pairs, Section, Time } from "../ui/text.tsx";
+import { bytes, count, Empty, Facts, Failure, Name, Pairs, Problem, Section, Time } from "../ui/text.tsx";
 
 const to = (page: string, id: string | null | undefined) =>
   id
@@ -60,9 +60,7 @@ export function DeadLetter({ args: { id } }: { args: Record<string, string> }) {
         </Action>
       </div>
       <Failure of={error} />
-      <p class="failure">
-        <Name>{d.message}</Name>
-      </p>
+      <Problem of={d.message} />
       <Facts
         of={[
           ["Reason", d.reason],

@@ -5,7 +5,7 @@ import { link, path } from "../app/router.ts";
 import { Action } from "../ui/action.tsx";
 import { Meter } from "../ui/chart.tsx";
 import { type Column, Table } from "../ui/table.tsx";
-import { bytes, count, duration, Empty, Facts, Failure, Name, Section, Status, Time } from "../ui/text.tsx";
+import { bytes, count, duration, Empty, Facts, Failure, Name, Problem, Section, Status, Time } from "../ui/text.tsx";
 
 const refresh = 5000; // ms; the stream of changes does not report workers
 
@@ -87,11 +87,7 @@ export function Workers() {
           keyOf={(p) => p.name}
           empty={<Empty>No process has described itself.</Empty>} />
         {running.value?.flatMap((p) => [
-          ...p.problems.map((problem) => (
-            <p class="failure" key={p.name + problem.need}>
-              <Name>{`${p.name} ${text(problem)}`}</Name>
-            </p>
-          )),
+          ...p.problems.map((problem) => <Problem key={p.name + problem.need} of={`${p.name}: ${text(problem)}`} />),
           ...Object.entries(p.missing).map(([what, why]) => (
             <p class="faint" key={p.name + what}>
               <Name>{`${p.name} lacks ${what}: ${why}`}</Name>

@@ -42,7 +42,6 @@ export interface Part {
   path?: string;
   action?: string;
   diff?: string | null;
-  mime?: string | null;
   label?: string;
   detail?: string | null;
 }
@@ -65,7 +64,6 @@ export interface SessionEvent {
 export interface Agent {
   id: string;
   installed: boolean;
-  credentialsAvailable: boolean;
 }
 
 // at returns the address of a route with parts of its path.

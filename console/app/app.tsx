@@ -3,6 +3,7 @@ import type { ComponentChildren } from "preact";
 import { useContext, useEffect, useErrorBoundary, useMemo, useRef, useState } from "preact/hooks";
 import { actFor, type ApiError, base, call, onSignedOut } from "../api/client.ts";
 import type { Caller } from "../api/schema.ts";
+import { languages, statuses } from "../executions/list.tsx";
 import { Dialog, Messages, notify, useSubmit } from "../ui/action.tsx";
 import { Empty, Failure, formatTime, Name, Zone } from "../ui/text.tsx";
 import { asError, Changes, ChangesContext } from "./live.ts";
@@ -249,9 +250,9 @@ function jump(text: string) {
   for (const word of words) {
     const at = word.indexOf("=");
     if (at > 0) query["metadata." + word.slice(0, at)] = word.slice(at + 1);
-    else if (/^(python|node|bash|ruby|deno)$/.test(word)) query.language = word;
-    else if (/^(queued|running|success|failed|timeout|oom|seccomp|cancelled)$/.test(word)) query.status = word;
-    else return notify(`“${word}” is no id, status or language, and not name=value of metadata.`, true);
+    else if (languages.includes(word)) query.language = word;
+    else if (statuses.includes(word)) query.status = word;
+    else return notify(`“${word}” is not an id, a status, a language or name=value of metadata.`, true);
   }
   navigate("/executions", query);
 }

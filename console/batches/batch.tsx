@@ -8,7 +8,7 @@ import { ExecutionTable } from "../executions/list.tsx";
 import { Action } from "../ui/action.tsx";
 import { Parts } from "../ui/chart.tsx";
 import { type Column, Table } from "../ui/table.tsx";
-import { count, duration, Empty, Facts, Failure, Name, Pairs, Section, Status, Time } from "../ui/text.tsx";
+import { count, duration, Empty, Facts, Failure, Name, Pairs, Problem, Section, Status, Time } from "../ui/text.tsx";
 import { ended, partsOf } from "./list.tsx";
 import { findResults, type Row } from "./results.ts";
 
@@ -29,16 +29,8 @@ export function Batch({ args: { id } }: { args: Record<string, string> }) {
         </a>
       </div>
       <Failure of={error} />
-      {b.reason && (
-        <p class="failure">
-          <Name>{b.reason}</Name>
-        </p>
-      )}
-      {b.waiting_for && (
-        <p class="failure">
-          <Name>{b.waiting_for.message}</Name>
-        </p>
-      )}
+      <Problem of={b.reason} />
+      <Problem of={b.waiting_for?.message} />
       <Section title={`${count(ended(c))} of ${count(c.total)} items have ended`}>
         <Parts label="Items" of={partsOf(c)} />
       </Section>

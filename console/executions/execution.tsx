@@ -8,7 +8,7 @@ import { Action } from "../ui/action.tsx";
 import { Waterfall } from "../ui/chart.tsx";
 import { Files } from "../ui/files.tsx";
 import { Output } from "../ui/output.tsx";
-import { bytes, duration, Facts, Failure, Name, Pairs, Section, Status, Time } from "../ui/text.tsx";
+import { bytes, duration, Facts, Failure, Name, Pairs, Problem, Section, Status, Time } from "../ui/text.tsx";
 import { Delivery } from "../webhooks/delivery.tsx";
 
 const over = (status: string) => status !== "queued" && status !== "running";
@@ -28,11 +28,7 @@ export function Execution({ args: { id } }: { args: Record<string, string> }) {
         )}
       </div>
       <Failure of={error} />
-      {e.error && (
-        <p class="failure">
-          <Name>{e.error_message ?? e.error}</Name>
-        </p>
-      )}
+      <Problem of={e.error && (e.error_message ?? e.error)} />
       <Facts of={facts(e)} />
       <Section title="Output">
         <Output id={id} onResult={reload} />

@@ -6,8 +6,8 @@ import { TimeField } from "../ui/form.tsx";
 import { type Column, Table } from "../ui/table.tsx";
 import { duration, Empty, Name, Pairs, Status, Time } from "../ui/text.tsx";
 
-const statuses = ["queued", "running", "success", "failed", "timeout", "oom", "seccomp", "cancelled"];
-const languages = ["python", "node", "bash", "ruby", "deno"];
+export const statuses = ["queued", "running", "success", "failed", "timeout", "oom", "seccomp", "cancelled"];
+export const languages = ["python", "node", "bash", "ruby", "deno"];
 const modes = ["inline", "streaming", "webhook", "sandbox"];
 const texts = ["thread_id", "key", "schedule", "batch", "pipeline", "request_id"];
 

@@ -8,8 +8,8 @@ import { Editor } from "../ui/editor.tsx";
 import { Form } from "../ui/form.tsx";
 import { Output } from "../ui/output.tsx";
 import { Section } from "../ui/text.tsx";
+import { languages } from "./list.tsx";
 
-const languages = ["python", "node", "bash", "ruby", "deno"];
 const others = [
   "args",
   "stdin",

@@ -4,7 +4,7 @@ import { useLive, usePolling } from "../app/live.ts";
 import { link, type Page, useParam } from "../app/router.ts";
 import { useSession } from "../app/session.ts";
 import { Chart } from "../ui/chart.tsx";
-import { bytes, count, duration, Failure, formatTime, Name, Section, Time, Zone } from "../ui/text.tsx";
+import { bytes, count, duration, Failure, formatTime, Name, Problem, Section, Time, Zone } from "../ui/text.tsx";
 import { useContext } from "preact/hooks";
 
 export const pages: Page[] = [
@@ -142,9 +142,7 @@ function Server({ of: o }: { of: Figures }) {
       <Failure of={processes.error} />
       {processes.value?.processes.flatMap((p) =>
         p.problems.map((problem) => (
-          <p class="failure" key={p.name + problem.need}>
-            <Name>{`${p.name}: ${problem.need}: ${problem.message}`}</Name>
-          </p>
+          <Problem key={p.name + problem.need} of={`${p.name}: ${problem.need}: ${problem.message}`} />
         ))
       )}
     </Section>

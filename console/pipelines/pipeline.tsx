@@ -7,7 +7,7 @@ import { ExecutionTable } from "../executions/list.tsx";
 import { Action } from "../ui/action.tsx";
 import { Waterfall } from "../ui/chart.tsx";
 import { Output } from "../ui/output.tsx";
-import { duration, Facts, Failure, Name, Section, Status, Time, visible } from "../ui/text.tsx";
+import { duration, Facts, Failure, Name, Problem, Section, Status, Time, visible } from "../ui/text.tsx";
 import { Graph, keyOf } from "./graph.tsx";
 import { Took, took } from "./list.tsx";
 
@@ -35,11 +35,7 @@ export function Pipeline({ args: { id } }: { args: Record<string, string> }) {
         )}
       </div>
       <Failure of={error} />
-      {p.reason && (
-        <p class="failure">
-          <Name>{p.reason}</Name>
-        </p>
-      )}
+      <Problem of={p.reason} />
       <Graph id={id} cells={p.cells} chosen={cell} />
       {cell && <Cell key={keyOf(cell)} id={id} cell={cell} reload={reload} />}
       <Report p={p} />
@@ -74,11 +70,7 @@ function Cell({ id, cell: c, reload }: { id: string; cell: PipelineCell; reload:
           ["Ran", c.started_at ? <Took from={c.started_at} to={c.ended_at} /> : undefined],
           ["Waiting for", c.waiting_for?.message],
         ]} />
-      {c.reason && (
-        <p class="failure">
-          <Name>{c.reason}</Name>
-        </p>
-      )}
+      <Problem of={c.reason} />
       {c.warnings.map((w, i) => (
         <p key={i}>
           <span class="status wait">

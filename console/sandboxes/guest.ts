@@ -8,7 +8,6 @@ const unary = (id: string, name: string, body: unknown, signal?: AbortSignal) =>
 
 export interface Process {
   pid: number;
-  tag?: string;
   config?: { cmd?: string; args?: string[]; cwd?: string };
 }
 

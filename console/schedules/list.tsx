@@ -38,14 +38,14 @@ function remaining(ms: number): string {
   return "in " + (ms < 60_000 ? `${Math.ceil(ms / 1000)} s` : duration(ms));
 }
 
-// useToCome returns the ticks that are still to come.
-export function useToCome(ticks: string[]): string[] {
+// useFuture returns the ticks that are in the future.
+export function useFuture(ticks: string[]): string[] {
   useTick();
   return ticks.filter((at) => Date.parse(at) > Date.now());
 }
 
 function NextTick({ of: s }: { of: Schedule }) {
-  return <Tick at={useToCome(s.next)[0]} />;
+  return <Tick at={useFuture(s.next)[0]} />;
 }
 
 const columns: Column<Schedule>[] = [

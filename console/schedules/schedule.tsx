@@ -5,10 +5,11 @@ import { useLive } from "../app/live.ts";
 import { link, navigate, path } from "../app/router.ts";
 import { useMay } from "../app/session.ts";
 import { ExecutionTable } from "../executions/list.tsx";
+import { Execution } from "../threads/versions.tsx";
 import { Action, notify } from "../ui/action.tsx";
 import { type Column, Table } from "../ui/table.tsx";
-import { duration, Empty, Facts, Failure, Name, Pairs, Section, Status, Time } from "../ui/text.tsx";
-import { Rule, statusOf, Tick, useToCome } from "./list.tsx";
+import { duration, Empty, Facts, Failure, Name, Pairs, Problem, Section, Status, Time } from "../ui/text.tsx";
+import { Rule, statusOf, Tick, useFuture } from "./list.tsx";
 
 const columns: Column<ScheduleRun>[] = [
   { head: "Tick", cell: (r) => <Time at={r.tick} /> },
@@ -16,21 +17,14 @@ const columns: Column<ScheduleRun>[] = [
   { head: "After", cell: (r) => duration(Math.max(0, Date.parse(r.at) - Date.parse(r.tick))), class: "number" },
   {
     head: "Execution",
-    cell: (r) =>
-      r.trace_id
-        ? (
-          <a href={link(path("executions", r.trace_id))}>
-            <code>{r.trace_id}</code>
-          </a>
-        )
-        : "–",
+    cell: (r) => <Execution id={r.trace_id} />,
   },
   { head: "Reason", cell: (r) => <Name>{r.reason}</Name> },
 ];
 
 // NextTicks reads the schedule again after its last known tick.
 function NextTicks({ of: s, reload }: { of: WholeSchedule; reload: () => void }) {
-  const next = useToCome(s.next);
+  const next = useFuture(s.next);
   const outdated = s.next.length > 0 && next.length === 0;
   useEffect(() => {
     if (outdated) reload();
@@ -77,16 +71,8 @@ export function Schedule({ args: { id } }: { args: Record<string, string> }) {
         )}
       </div>
       <Failure of={error} />
-      {s.error && (
-        <p class="failure">
-          <Name>{s.error}</Name>
-        </p>
-      )}
-      {s.waiting_for && (
-        <p class="failure">
-          <Name>{s.waiting_for.message}</Name>
-        </p>
-      )}
+      <Problem of={s.error} />
+      <Problem of={s.waiting_for?.message} />
       <Facts
         of={[
           ["Id", <code>{id}</code>],

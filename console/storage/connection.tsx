@@ -104,7 +104,7 @@ export function Storage({ args: { slug } }: { args: Record<string, string> }) {
           ["Version", v?.version],
           ["Size", v && bytes(v.bytes)],
           ["Files", v && count(v.files)],
-          ["Held by", v && <Execution id={v.holder} none="nobody" />],
+          ["Held by", v && <Execution id={v.holder} />],
         ]} />
       <Tabs
         of={[

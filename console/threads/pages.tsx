@@ -13,7 +13,7 @@ const columns: Column<Listed>[] = [
   { head: "Files", cell: (t) => count(t.files), class: "number" },
   { head: "Used", cell: (t) => <Time at={t.used_at} /> },
   { head: "Created", cell: (t) => <Time at={t.created_at} /> },
-  { head: "Held by", cell: (t) => <Execution id={t.holder} none="nobody" /> },
+  { head: "Held by", cell: (t) => <Execution id={t.holder} /> },
 ];
 
 function Threads() {

@@ -56,8 +56,8 @@ export function Thread({ args: { id } }: { args: Record<string, string> }) {
           ["Size", bytes(t.bytes)],
           ["Files", count(t.files)],
           ["Created", <Time at={t.created_at} />],
-          ["Used", <Time at={t.used_at} />],
-          ["Held by", <Execution id={t.holder} none="nobody" />],
+          ["Last used", <Time at={t.used_at} />],
+          ["Held by", <Execution id={t.holder} />],
         ]} />
       {t.staged.length > 0 && !number && (
         <p class="faint">

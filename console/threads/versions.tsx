@@ -10,8 +10,8 @@ import { bytes, count, Empty, Failure, Time } from "../ui/text.tsx";
 const none = <Empty>There is no version yet: an execution makes one.</Empty>;
 
 // Execution links to an execution.
-export function Execution({ id, none }: { id: string | null; none: string }) {
-  return id ? <a href={link(path("executions", id))}>{id}</a> : <span class="faint">{none}</span>;
+export function Execution({ id }: { id: string | null }) {
+  return id ? <a href={link(path("executions", id))}>{id}</a> : <span class="faint">–</span>;
 }
 
 // Versions lists the versions of a thread or a volume, with links to their files.
@@ -20,7 +20,7 @@ export function Versions({ of, mayFiles }: { of: ThreadVersion[]; mayFiles: bool
   const columns: Column<ThreadVersion>[] = [
     { head: "Version", cell: (v) => v.number },
     { head: "Created", cell: (v) => <Time at={v.created_at} /> },
-    { head: "Execution", cell: (v) => <Execution id={v.trace_id} none="–" /> },
+    { head: "Execution", cell: (v) => <Execution id={v.trace_id} /> },
     { head: "Size", cell: (v) => bytes(v.bytes), class: "number" },
     { head: "Files", cell: (v) => count(v.files), class: "number" },
   ];

@@ -115,6 +115,17 @@ export function Facts({ of }: { of: Array<[name: string, value: ComponentChildre
     </dl>
   );
 }
+// Problem shows what is wrong with an object, if anything is.
+export function Problem({ of }: { of: string | null | undefined }) {
+  if (!of) return null;
+  return (
+    <p class="failure">
+      <Name>{of}</Name>
+    </p>
+  );
+}
+
+// Failure shows the error of a request.
 
 export function Failure({ of }: { of?: ApiError }) {
   return of
