@@ -1,4 +1,4 @@
-// The console: a page for tenants and operators. Each folder has the pages of one kind of object in the API's words.
+// The console, for tenants and operators. Each folder has the pages of one kind of object, named as in the API.
 import { render } from "preact";
 import { pages as admin } from "./admin/pages.tsx";
 import { pages as agentSessions } from "./agent_sessions/pages.tsx";

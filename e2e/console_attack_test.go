@@ -58,7 +58,7 @@ for name in ["x.svg", "x.html", "<img src=x onerror=hacked=1>", "a\nb", "..%2f..
 		for _, name := range []string{"x.svg", "x.html"} {
 			page.goTo("/threads/attacks?path=" + name)
 			page.sees("parent.hacked")
-			page.press("Show as a page")
+			page.press("Preview")
 			page.sees("Show as text")
 			if !page.has(`iframe[sandbox=""]`) {
 				t.Errorf("the frame of %s is not confined", name)

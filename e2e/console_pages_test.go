@@ -44,9 +44,9 @@ func testConsoleAgent(t *testing.T, a *api, proxy *front, b *browser) {
 	page.signIn(a.key)
 	page.goTo("/agent-sessions/console")
 	post(sessions+"/messages", request{"message": "permission"})
-	page.sees("the agent waits for an answer")
+	page.sees("the agent is waiting for an answer")
 	page.press("Allow once")
-	page.gone("the agent waits for an answer")
+	page.gone("the agent is waiting for an answer")
 	events := string(a.get(sessions + "/events").body)
 	if !strings.Contains(events, `"permission.resolved"`) || !strings.Contains(events, `"accept"`) {
 		t.Errorf("the events are %s", events)
@@ -65,14 +65,14 @@ func testConsoleReader(t *testing.T, a *api, proxy *front, b *browser) {
 	page.signIn(key.Key)
 	page.goTo("/executions/" + id)
 	page.sees("read me", "ended")
-	for _, text := range []string{"Run again", "Cancel", "Administration", "Audit"} {
+	for _, text := range []string{"Edit and run again", "Cancel", "Administration", "Audit"} {
 		if strings.Contains(page.text(), text) {
 			t.Errorf("a reader sees %q", text)
 		}
 	}
 	for _, hash := range []string{"/run", "/admin/keys", "/admin/audit"} {
 		page.goTo(hash)
-		page.sees("There is no such page, or you may not see it.")
+		page.sees("There is no such page, or you have no access to it.")
 	}
 	status := evaluate[int](page, `fetch("../v1/sandbox/execute", {
 		method: "POST", headers: {"X-Bullpen-Org": "default", "Content-Type": "application/json"}, body: '{"code": "1"}',
@@ -88,11 +88,11 @@ func testConsoleKeyboard(t *testing.T, a *api, proxy *front, b *browser) {
 	a.ended(id)
 	page := b.open(t, proxy.url)
 	page.signIn(a.key)
-	page.sees("arrived in the hour")
+	page.sees("arrived in the last hour")
 	page.do(chromedp.KeyEvent("g"), chromedp.KeyEvent("e"))
 	page.sees(id)
 	page.do(chromedp.KeyEvent("?"))
-	page.sees("Keys", "g e")
+	page.sees("Keyboard shortcuts", "g e")
 	page.do(chromedp.KeyEvent("\u001b"))
 	eventually(t, "the list of keys is closed", func() (bool, any) { return !page.has("dialog[open]"), page.text() })
 	page.do(chromedp.KeyEvent("/"))
@@ -128,7 +128,7 @@ func testConsolePeople(t *testing.T, p *programs) {
 	page.other = provider.URL
 	page.goTo("/executions?status=failed")
 	page.press("Sign in with your organisation")
-	page.sees("ann@example.com · acme", "No execution matches.")
+	page.sees("ann@example.com · acme", "No matching executions.")
 	if at := evaluate[string](page, "location.href"); at != proxy.url+"/console/#/executions?status=failed" {
 		t.Errorf("back at %s", at)
 	}
@@ -148,7 +148,7 @@ func testConsoleBudget(t *testing.T, a *api, proxy *front, b *browser) {
 	page := b.open(t, proxy.url)
 	page.signIn(a.key)
 	page.do(chromedp.Reload())
-	page.sees("arrived in the hour")
+	page.sees("arrived in the last hour")
 	type loaded struct {
 		Name  string
 		Bytes int

@@ -10,14 +10,14 @@ import { Form, TimeField } from "../ui/form.tsx";
 import { type Column, Table } from "../ui/table.tsx";
 import { count, Empty, Facts, Failure, Name, Problem, Section, Status, Time } from "../ui/text.tsx";
 
-// outcome shows how an act ended. Of one that is not done, or during which the server died, there is the intent only.
+// outcome shows how an action ended. An action in progress, or whose server died, has only an intent.
 const outcome = (r: One) => <Status of={r.stage === "intent" ? "unknown" : r.error ? "failed" : "success"} />;
 
 const objectOf = ({ object: { kind, name, org } }: One) =>
   `${kind} ${name}` + (org && kind !== "org" ? ` of ${org}` : "");
 
-// acts leaves out the intents of acts whose outcome is in the list, which has the newest first.
-function acts(records: One[]): One[] {
+// actions leaves out the intents whose outcome is in the list.
+function actions(records: One[]): One[] {
   const done = new Set(records.map((r) => r.intent));
   return records.filter((r) => r.stage === "outcome" || !done.has(r.sequence));
 }
@@ -27,7 +27,7 @@ const columns: Column<One>[] = [
   { head: "Time", cell: (r) => <Time at={r.time} /> },
   { head: "Action", cell: (r) => <code>{r.action}</code> },
   { head: "Outcome", cell: outcome },
-  { head: "Answer", cell: (r) => r.status ?? "–", class: "number" },
+  { head: "HTTP status", cell: (r) => r.status ?? "–", class: "number" },
   { head: "Actor", cell: (r) => <Name>{`${r.actor.name} of ${r.actor.org}`}</Name> },
   { head: "Object", cell: (r) => <Name>{objectOf(r)}</Name> },
 ];
@@ -58,24 +58,24 @@ export function Audit() {
         {fields.map((name) => field(name, { org: "any", actor: "key_… or mem_…", action: "such as key.create" }[name]))}
         <TimeField name="created_after" value={filter.created_after} set={set} />
         <TimeField name="created_before" value={filter.created_before} set={set} />
-        {query.size > 0 && <a href="#/admin/audit">all</a>}
+        {query.size > 0 && <a href="#/admin/audit">Clear filters</a>}
       </form>
       <div class="actions">
-        <button onClick={list.reload}>Look again</button>
+        <button onClick={list.reload}>Refresh</button>
         {global && <Verification />}
       </div>
       <Table
         label="Audit records"
         columns={columns}
-        list={{ ...list, value: list.value && acts(list.value) }}
+        list={{ ...list, value: list.value && actions(list.value) }}
         keyOf={(r) => String(r.sequence)}
         hrefOf={(r) => link(path("admin", "audit", String(r.sequence)), { at: r.time })}
-        empty={<Empty command="bullpen audit list --after 24h">No record matches.</Empty>} />
+        empty={<Empty command="bullpen audit list --after 24h">No matching records.</Empty>} />
     </>
   );
 }
 
-// Verification verifies the chain of the hashes of all records.
+// Verification verifies the hash chain of the audit log.
 function Verification() {
   const [found, setFound] = useState<AuditVerification>();
   return (
@@ -104,18 +104,18 @@ function Verified({ of: v }: { of: AuditVerification }) {
           ["Records", count(v.records)],
           ["First", v.first],
           ["Last", v.last],
-          ["Acts without an outcome", unfinished || "none"],
+          ["Actions without an outcome", unfinished || "none"],
         ]} />
       {v.head_hash && (
         <p class="help">
-          Hash of the last record, to keep outside of this server: <code>{v.head_hash}</code>
+          Hash of the last record. Keep a copy outside this server: <code>{v.head_hash}</code>
         </p>
       )}
     </div>
   );
 }
 
-// AuditRecord shows one record. Its address has its time, by which the API finds it.
+// AuditRecord shows one record. The parameter at is its time, by which the API finds it.
 export function AuditRecord({ args: { sequence } }: { args: Record<string, string> }) {
   const at = useLocation().query.get("at") ?? "";
   const { value, error, loading } = useLive(async (signal) => {
@@ -124,7 +124,7 @@ export function AuditRecord({ args: { sequence } }: { args: Record<string, strin
   }, [at]);
   const r = value?.find((r) => String(r.sequence) === sequence);
   if (error) return <Failure of={error} />;
-  if (!r) return loading ? null : <Empty>There is no such record at that time.</Empty>;
+  if (!r) return loading ? null : <Empty>No such record.</Empty>;
   const begin = link("/admin/audit", { actor: r.actor.id, created_before: new Date(Date.parse(at) + 1).toISOString() });
   return (
     <>
@@ -139,24 +139,24 @@ export function AuditRecord({ args: { sequence } }: { args: Record<string, strin
               <Name>{`${r.actor.name} (${r.actor.id})`}</Name>
             </a>,
           ],
-          ["Of", <Name>{r.actor.org}</Name>],
+          ["Organisation of the actor", <Name>{r.actor.org}</Name>],
           ["Object", <Name>{`${r.object.kind} ${r.object.name}`}</Name>],
-          ["Organisation", r.object.org ? <Name>{r.object.org}</Name> : undefined],
-          ["Answer", r.status ?? undefined],
+          ["Organisation of the object", r.object.org ? <Name>{r.object.org}</Name> : undefined],
+          ["HTTP status", r.status ?? undefined],
           ["Error", r.error ?? undefined],
-          ["From", <Name>{r.source_ip}</Name>],
-          ["Client", <Name>{r.user_agent}</Name>],
+          ["Source IP", <Name>{r.source_ip}</Name>],
+          ["User agent", <Name>{r.user_agent}</Name>],
           ["Request", <Name>{r.request_id}</Name>],
-          ["Begins with record", r.intent ?? undefined],
+          ["Intent record", r.intent ?? undefined],
           ["Execution", r.trace_id ? <a href={link(path("executions", r.trace_id))}>{r.trace_id}</a> : undefined],
         ]} />
       {(r.before || r.after) && (
-        <Section title="The object before and after">
+        <Section title="Changes">
           <Difference before={text(r.before)} after={text(r.error && !r.after ? r.before : r.after)} />
         </Section>
       )}
       <Section title="Chain">
-        <Facts of={[["Hash", <code>{r.hash}</code>], ["Hash of the record before", <code>{r.previous}</code>]]} />
+        <Facts of={[["Hash", <code>{r.hash}</code>], ["Previous hash", <code>{r.previous}</code>]]} />
       </Section>
     </>
   );

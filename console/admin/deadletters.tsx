@@ -17,7 +17,7 @@ const to = (page: string, id: string | null | undefined) =>
     : undefined;
 
 const columns: Column<One>[] = [
-  { head: "Id", cell: (d) => <code>{d.id}</code> },
+  { head: "ID", cell: (d) => <code>{d.id}</code> },
   { head: "Since", cell: (d) => <Time at={d.set_aside_at} /> },
   { head: "Reason", cell: (d) => d.reason },
   { head: "Organisation", cell: (d) => to("/admin/orgs/", d.org) ?? "–" },
@@ -35,7 +35,7 @@ export function DeadLetters() {
       list={list}
       keyOf={(d) => d.id}
       hrefOf={(d) => link(path("admin", "dead-letters", d.id))}
-      empty={<Empty command="bullpen deadletter list">Every job was started, and every message was one.</Empty>} />
+      empty={<Empty command="bullpen deadletter list">No dead letters.</Empty>} />
   );
 }
 
@@ -48,13 +48,13 @@ export function DeadLetter({ args: { id } }: { args: Record<string, string> }) {
       <div class="actions">
         <code>{id}</code>
         {e && !d.requeued_as && (
-          <Action run={() => call("requeueDeadLetter", { id }).then(reload)} done="It runs as a new execution.">
+          <Action run={() => call("requeueDeadLetter", { id }).then(reload)} done="Requeued as a new execution.">
             Requeue
           </Action>
         )}
         <Action
           danger
-          confirm="Remove the dead letter with its job, for good?"
+          confirm="Delete the dead letter and its job? This cannot be undone."
           run={() => call("deleteDeadLetter", { id }).then(() => navigate("/admin/dead-letters"))}>
           Delete
         </Action>
@@ -82,7 +82,7 @@ export function DeadLetter({ args: { id } }: { args: Record<string, string> }) {
               ["Mode", e.delivery_mode],
               ["Created", <Time at={e.created_at} />],
               ["Timeout", `${e.timeout} s`],
-              ["Attempts at most", count(e.max_attempts)],
+              ["Maximum attempts", count(e.max_attempts)],
               ["Thread", to("/threads/", e.thread_id)],
               ["Webhook", e.webhook_url ? <Name>{e.webhook_url}</Name> : undefined],
               ["Request", e.request_id ? <Name>{e.request_id}</Name> : undefined],

@@ -1,5 +1,4 @@
-// The mechanism of all kinds of objects that administrators manage: a list, a page and forms of each are made from a
-// row of kinds.tsx.
+// The objects that administrators manage: each kind has a list, a page and forms, which a row of kinds.tsx describes.
 import type { ComponentChildren, ComponentType } from "preact";
 import { useState } from "preact/hooks";
 import { ApiError, base, call, segment, send, sendJSON } from "../api/client.ts";
@@ -13,7 +12,7 @@ import { Empty, Facts, Failure } from "../ui/text.tsx";
 
 type Value = Record<string, unknown>;
 
-// Kind is a kind of objects T.
+// Kind describes a kind of objects of type T.
 export interface Kind<T> {
   plural: string; // in paths, in answers, and in the stream of changes
   title: string;
@@ -161,7 +160,7 @@ function Create<T>({ kind, org, close, reload }: {
     <>
       {named && (
         <div class="form">
-          {kind.org && <p class="help">Of the organisation {org || caller.org}.</p>}
+          {kind.org && <p class="help">For the organisation {org || caller.org}.</p>}
           <div class="field">
             <label for="new-name">
               name <span class="faint">(required)</span>
@@ -189,7 +188,7 @@ export function Shown({ label, value, close }: { label: string; value: string; c
     <>
       <Secret label={label} value={value} />
       <div class="actions">
-        <button class="primary" onClick={close}>I have stored it</button>
+        <button class="primary" onClick={close}>I have saved it</button>
       </div>
     </>
   );
@@ -220,7 +219,7 @@ function Detail<T>({ kind, id }: { kind: Kind<T>; id: string }) {
     } catch (e) {
       const error = asError(e);
       if (error.status !== 412) throw e;
-      const text = "someone has changed it meanwhile: close this form to see how, then edit again";
+      const text = "someone else has changed it: close this form to see the changes, then edit again";
       throw new ApiError(text, 412, error.code);
     } finally {
       reload();
@@ -258,7 +257,7 @@ function Detail<T>({ kind, id }: { kind: Kind<T>; id: string }) {
   );
 }
 
-// Edit edits the object as it was when the form was opened, so that the server sees whether it has changed since.
+// Edit edits the object as it was when the form was opened, so that the server detects changes made since.
 function Edit<T>({ kind, of, submit }: {
   kind: Kind<T>;
   of: Tagged<T>;

@@ -7,7 +7,7 @@ import { useSession } from "../app/session.ts";
 import { Action, Opener } from "../ui/action.tsx";
 import { Form } from "../ui/form.tsx";
 import { Table } from "../ui/table.tsx";
-import { bytes, count, Failure, Name, Pairs, Section, Status, Time } from "../ui/text.tsx";
+import { bytes, count, Empty, Failure, Name, Pairs, Section, Status, Time } from "../ui/text.tsx";
 import { type Kind, Shown } from "./kind.tsx";
 import { useState } from "preact/hooks";
 
@@ -45,7 +45,7 @@ export const orgs: Kind<Org> = {
     ["Created", <Time at={o.created_at} />],
     ["Deletion began", o.deleting_at && <Time at={o.deleting_at} />],
     [
-      "More",
+      "See also",
       <>
         {["keys", "members", "secrets", "sessions", "audit"].map((plural) => (
           <span key={plural}>
@@ -65,16 +65,16 @@ export const orgs: Kind<Org> = {
     <Action
       confirm={suspended
         ? undefined
-        : "Refuse all requests of the organisation's keys? Work accepted before continues."}
+        : "Suspend the organisation? Requests with its keys are rejected. Accepted work continues."}
       run={() => change({ title, plan, suspended: !suspended })}>
-      {suspended ? "End suspension" : "Suspend"}
+      {suspended ? "Resume" : "Suspend"}
     </Action>
   ),
   Details: ({ id }) => useSession().global ? <Stored org={id} /> : null,
-  empty: { text: "There is no organisation that you may see.", command: "bullpen org create acme --plan pro" },
+  empty: { text: "No organisations.", command: "bullpen org create acme --plan pro" },
 };
 
-// Stored shows how much data an organisation has, also after its deletion.
+// Stored shows how much data an organisation has, even after its deletion.
 function Stored({ org }: { org: string }) {
   const [all, setAll] = useState(false);
   const { value, error, loading, reload } = useLive(
@@ -85,22 +85,18 @@ function Stored({ org }: { org: string }) {
   const list = { value: value?.data.filter((d) => all || d.count > 0), error, loading };
   return (
     <Section
-      title={`What is stored: ${value ? count(value.total) : "…"} objects`}
+      title={`Stored data: ${value ? count(value.total) : "…"} objects`}
       actions={
         <>
-          <button
-            aria-pressed={all}
-            onClick={() => setAll(!all)}>
-            {all ? "Only what there is" : "All kinds"}
-          </button>
-          <button onClick={reload}>Count again</button>
+          <button onClick={() => setAll(!all)}>{all ? "Hide empty kinds" : "Show all kinds"}</button>
+          <button onClick={reload}>Refresh</button>
         </>
       }>
       <Table
-        label="What is stored"
+        label="Stored data"
         list={list}
         keyOf={(d) => d.kind}
-        empty={<p class="empty">Nothing is stored.</p>}
+        empty={<Empty>No stored data.</Empty>}
         columns={[
           { head: "Kind", cell: (d) => d.kind },
           { head: "Count", cell: (d) => count(d.count), class: "number" },
@@ -113,7 +109,7 @@ function Stored({ org }: { org: string }) {
 const quota = (
   name: string,
   q: Quota | undefined,
-): [string, string | undefined] => [name, q && `${limit(q.hard)}${q.soft ? `, warned from ${count(q.soft)}` : ""}`];
+): [string, string | undefined] => [name, q && `${limit(q.hard)}${q.soft ? `, warning at ${count(q.soft)}` : ""}`];
 
 export const plans: Kind<Plan> = {
   plural: "plans",
@@ -124,10 +120,10 @@ export const plans: Kind<Plan> = {
   columns: [
     { head: "Name", cell: (p) => p.name },
     { head: "Title", cell: (p) => <Name>{p.title}</Name> },
-    { head: "At once", cell: (p) => limit(p.concurrent), class: "number" },
+    { head: "Concurrent", cell: (p) => limit(p.concurrent), class: "number" },
     { head: "Queued", cell: (p) => limit(p.max_queued), class: "number" },
     { head: "Sandboxes", cell: (p) => limit(p.sandboxes), class: "number" },
-    { head: "Longest, s", cell: (p) => count(p.max_timeout ?? 86_400), class: "number" },
+    { head: "Timeout, s", cell: (p) => count(p.max_timeout ?? 86_400), class: "number" },
     { head: "Requests/min", cell: (p) => limit(p.request_rate), class: "number" },
     { head: "Weight", cell: (p) => p.weight, class: "number" },
     { head: "Async", cell: (p) => yes(p.async) },
@@ -135,18 +131,18 @@ export const plans: Kind<Plan> = {
   ],
   facts: (p) => [
     ["Title", <Name>{p.title}</Name>],
-    ["Executions at once", limit(p.concurrent)],
-    ["Queued at most", limit(p.max_queued)],
+    ["Concurrent executions", limit(p.concurrent)],
+    ["Queued executions", limit(p.max_queued)],
     ["Live sandboxes", limit(p.sandboxes)],
-    ["Longest timeout", `${count(p.max_timeout ?? 86_400)} s`],
+    ["Maximum timeout", `${count(p.max_timeout ?? 86_400)} s`],
     ["Requests per minute", limit(p.request_rate)],
-    ["Weight in the queue", p.weight],
+    ["Queue weight", p.weight],
     ["Async", yes(p.async)],
     ["Streaming", yes(p.streaming)],
     ["Next plan", ref("plans", p.next)],
-    quota("CPU seconds a month", p.monthly?.cpu_seconds),
-    quota("Memory MiB seconds a month", p.monthly?.memory_mib_seconds),
-    quota("Sandbox seconds a month", p.monthly?.sandbox_seconds),
+    quota("CPU seconds per month", p.monthly?.cpu_seconds),
+    quota("Memory MiB seconds per month", p.monthly?.memory_mib_seconds),
+    quota("Sandbox seconds per month", p.monthly?.sandbox_seconds),
     quota("Stored bytes", p.monthly?.stored_bytes),
   ],
   first: ["name", "title", "concurrent", "max_queued", "max_timeout", "request_rate", "weight"],
@@ -154,9 +150,9 @@ export const plans: Kind<Plan> = {
   replace: { schema: "PlanRequest", hidden: ["name"] },
   remove: {
     label: "Remove",
-    question: "Remove the plan? A built-in plan that was changed gets its built-in form again.",
+    question: "Remove the plan? A changed built-in plan gets its original limits back.",
   },
-  empty: { text: "There is no plan.", command: "bullpen plan create gold --concurrent 20" },
+  empty: { text: "No plans.", command: "bullpen plan create gold --concurrent 20" },
 };
 
 export const profiles: Kind<Sandbox> = {
@@ -167,7 +163,7 @@ export const profiles: Kind<Sandbox> = {
   changedByGlobal: true,
   columns: [
     { head: "Name", cell: (p) => p.name },
-    { head: "Image", cell: (p) => p.image || "the server's" },
+    { head: "Image", cell: (p) => p.image || "default" },
     { head: "CPU", cell: (p) => p.cpu, class: "number" },
     { head: "Memory", cell: (p) => bytes(p.memory as string), class: "number" },
     { head: "Processes", cell: (p) => p.pids, class: "number" },
@@ -175,19 +171,19 @@ export const profiles: Kind<Sandbox> = {
     { head: "Preload", cell: (p) => words(p.preload) ?? "–" },
   ],
   facts: (p) => [
-    ["Image", p.image || "the server's default, or the runtimes of the workers"],
+    ["Image", p.image || "the server's default, or the workers' runtimes"],
     ["CPU", p.cpu],
     ["Memory", bytes(p.memory as string)],
     ["Processes", p.pids],
     ["Home directory", bytes(p.disk.home as string)],
     ["/tmp", bytes(p.disk.tmp as string)],
-    ["Changes of the image", p.disk.root ? bytes(p.disk.root as string) : undefined],
-    ["Files in each", count(p.disk.inodes)],
+    ["Changes to the image", p.disk.root ? bytes(p.disk.root as string) : undefined],
+    ["Inodes of each", count(p.disk.inodes)],
     ["Output", bytes(p.output as string)],
     ["Open files", p.open_files],
     ["Terminals", p.terminals],
     ["Network", p.network.policy],
-    ["Allowed", words(p.network.allow)],
+    ["Allowed hosts", words(p.network.allow)],
     ["Isolation", p.isolation || undefined],
     ["System calls", words(p.system_calls)],
     ["Preload", words(p.preload)],
@@ -199,7 +195,7 @@ export const profiles: Kind<Sandbox> = {
   replace: { schema: "ProfileRequest", hidden: ["name"] },
   remove: { label: "Remove", question: "Remove the sandbox profile?" },
   Details: ({ id, of: profile }) => profile?.preload?.length ? <Preload profile={id} /> : null,
-  empty: { text: "There is no sandbox profile.", command: "bullpen profile create web --memory 512MiB" },
+  empty: { text: "No sandbox profiles.", command: "bullpen profile create web --memory 512MiB" },
 };
 
 function Preload({ profile }: { profile: string }) {
@@ -233,7 +229,7 @@ export const keys: Kind<Key> = {
   id: (k) => k.id,
   org: "filter",
   columns: [
-    { head: "Id", cell: (k) => <code>{k.id}</code> },
+    { head: "ID", cell: (k) => <code>{k.id}</code> },
     { head: "Name", cell: (k) => <Name>{k.name}</Name> },
     { head: "Organisation", cell: (k) => ref("orgs", k.org) },
     { head: "Status", cell: (k) => <Status of={keyState(k)} /> },
@@ -251,10 +247,10 @@ export const keys: Kind<Key> = {
     ["Scopes", scopes(k)],
     ["Plan", ref("plans", k.plan)],
     ["Profile", ref("profiles", k.profile)],
-    ["Further profiles", words(k.profiles)],
+    ["Other profiles", words(k.profiles)],
     ["Key", <code>{k.hint}</code>],
-    ["At once", k.concurrent ?? undefined],
-    ["Longest timeout", k.max_timeout ? `${k.max_timeout} s` : undefined],
+    ["Concurrent executions", k.concurrent ?? undefined],
+    ["Maximum timeout", k.max_timeout ? `${k.max_timeout} s` : undefined],
     ["Requests per minute", k.request_rate ?? undefined],
     ["Allowed networks", words(k.allowed_networks)],
     ["Secrets", words(k.secrets)],
@@ -263,10 +259,10 @@ export const keys: Kind<Key> = {
     ["Created", <Time at={k.created_at} />],
     ["Last used", <Time at={k.last_used_at} />],
     ["Expires", k.expires_at ? <Time at={k.expires_at} /> : "never"],
-    ["Previous secret works until", k.overlap_until && <Time at={k.overlap_until} />],
+    ["Previous secret valid until", k.overlap_until && <Time at={k.overlap_until} />],
     ["Revoked", k.revoked_at ? <Time at={k.revoked_at} /> : undefined],
     [
-      "More",
+      "See also",
       <>
         <a href={link("/webhooks", { key: k.id })}>webhook</a> <a href={link("/admin/audit", { actor: k.id })}>audit</a>
       </>,
@@ -275,15 +271,15 @@ export const keys: Kind<Key> = {
   first: ["name", "org", "scopes", "profile", "plan", "expires_at"],
   create: { schema: "KeyRequest" },
   replace: { schema: "KeySettings" },
-  remove: { label: "Revoke", question: "Revoke the key? All requests with it are refused from then on." },
+  remove: { label: "Revoke", question: "Revoke the key? Requests with it are rejected from then on." },
   fixed: (k) => !!k.revoked_at,
   secret: (k) => k.key,
   Actions: ({ of: k, reload }) => (
-    <Opener label="Rotate" title="Replace the secret of the key">
+    <Opener label="Rotate" title="Rotate the secret of the key">
       {(close) => <Rotate id={k.id} close={close} reload={reload} />}
     </Opener>
   ),
-  empty: { text: "There is no API key.", command: "bullpen key create --name ci --org acme" },
+  empty: { text: "No API keys.", command: "bullpen key create --name ci --org acme" },
 };
 
 function Rotate({ id, close, reload }: { id: string; close: () => void; reload: () => void }) {
@@ -306,21 +302,21 @@ export const members: Kind<Member> = {
   id: (m) => m.id,
   org: "filter",
   columns: [
-    { head: "Id", cell: (m) => <code>{m.id}</code> },
-    { head: "Address", cell: (m) => <Name>{m.email ?? "–"}</Name> },
+    { head: "ID", cell: (m) => <code>{m.id}</code> },
+    { head: "Email", cell: (m) => <Name>{m.email ?? "–"}</Name> },
     { head: "Subject", cell: (m) => <Name>{m.subject ?? "–"}</Name> },
     { head: "Organisation", cell: (m) => ref("orgs", m.org) },
     { head: "Role", cell: role },
     { head: "Created", cell: (m) => <Time at={m.created_at} /> },
   ],
   facts: (m) => [
-    ["Address", m.email ? <Name>{m.email}</Name> : undefined],
+    ["Email", m.email ? <Name>{m.email}</Name> : undefined],
     ["Organisation", ref("orgs", m.org)],
     ["Role", role(m)],
     ["Subject", m.subject ? <Name>{m.subject}</Name> : "not signed in yet"],
     ["Identity provider", m.issuer ? <Name>{m.issuer}</Name> : undefined],
     ["Created", <Time at={m.created_at} />],
-    ["More", <a href={link("/admin/audit", { actor: m.id })}>audit</a>],
+    ["See also", <a href={link("/admin/audit", { actor: m.id })}>audit</a>],
   ],
   first: ["org", "email", "subject", "role", "global"],
   create: { schema: "MemberRequest" },
@@ -328,7 +324,7 @@ export const members: Kind<Member> = {
   remove: { label: "Remove", question: "Remove the member? The member's sessions end. Running executions continue." },
   Note: NoProvider,
   empty: {
-    text: "Members sign in with a browser. There is none yet.",
+    text: "No members yet. Members sign in with a browser.",
     command: "bullpen member create --org acme --email ada@example.com --role operator",
   },
 };
@@ -351,7 +347,7 @@ export const secrets: Kind<Secret> = {
   columns: [
     { head: "Name", cell: (s) => s.name },
     { head: "Size", cell: (s) => bytes(s.bytes), class: "number" },
-    { head: "Used", cell: (s) => s.injection ? "injected" : use(s) },
+    { head: "Use", cell: (s) => s.injection ? "injected" : use(s) },
     { head: "Hosts", cell: (s) => words(s.injection?.hosts) ?? "–" },
     { head: "Updated", cell: (s) => <Time at={s.updated_at} /> },
     { head: "Created", cell: (s) => <Time at={s.created_at} /> },
@@ -359,7 +355,7 @@ export const secrets: Kind<Secret> = {
   facts: (s) => [
     ["Organisation", ref("orgs", s.org)],
     ["Size", bytes(s.bytes)],
-    ["Programs get it", s.injection ? "never: the worker adds it to their requests" : use(s)],
+    ["Use", s.injection ? "injected: the worker adds it to requests, and programs never see it" : use(s)],
     ["Hosts", words(s.injection?.hosts)],
     ["Header", s.injection && <Name>{s.injection.header}</Name>],
     ["Template", s.injection && <Name>{s.injection.template}</Name>],
@@ -370,9 +366,9 @@ export const secrets: Kind<Secret> = {
   replace: { schema: "SecretRequest", value: (s) => ({ injection: s.injection }) },
   remove: {
     label: "Delete",
-    question: "Delete the secret? Keys and profiles that name it execute nothing until there is one again.",
+    question: "Delete the secret? Keys and profiles that name it execute nothing until it exists again.",
   },
-  empty: { text: "The organisation has no secret.", command: "bullpen secret set TOKEN < token.txt" },
+  empty: { text: "No secrets.", command: "bullpen secret set TOKEN < token.txt" },
 };
 
 export const images: Kind<Image> = {
@@ -392,7 +388,7 @@ export const images: Kind<Image> = {
   ],
   remove: { label: "Remove", question: "Remove the image?" },
   empty: {
-    text: "Programs run with the runtimes of the workers. Import an image to have others:",
+    text: "No images: programs use the workers' runtimes. Import an image to use others:",
     command: "bullpen image import py-3.14 docker.io/library/python:3.14-slim",
   },
 };
@@ -400,11 +396,11 @@ export const images: Kind<Image> = {
 export const sessions: Kind<Session> = {
   plural: "sessions",
   title: "Browser sessions",
-  one: "session",
+  one: "browser session",
   id: (s) => s.id,
   org: "filter",
   columns: [
-    { head: "Of", cell: (s) => <Name>{s.name}</Name> },
+    { head: "Name", cell: (s) => <Name>{s.name}</Name> },
     { head: "Organisation", cell: (s) => ref("orgs", s.org) },
     { head: "Key or member", cell: (s) => ref(s.key_id.startsWith("mem_") ? "members" : "keys", s.key_id) },
     { head: "Signed in", cell: (s) => <Time at={s.created_at} /> },
@@ -414,14 +410,13 @@ export const sessions: Kind<Session> = {
       head: "Browser",
       cell: (s) => (
         <>
-          <This session={s} />
-          <Name>{s.user_agent}</Name>
+          <This session={s} /> <Name>{s.user_agent}</Name>
         </>
       ),
     },
   ],
   remove: { label: "End", question: "End the session?" },
-  empty: { text: "Nobody is signed in with a browser.", command: "bullpen session list" },
+  empty: { text: "No browser sessions.", command: "bullpen session list" },
 };
 
 function This({ session }: { session: Session }) {

@@ -15,7 +15,7 @@ const columns: Column<QueuedExecution>[] = [
   { head: "Execution", cell: (e) => <code>{e.trace_id}</code> },
   { head: "Class", cell: (e) => e.class },
   { head: "Created", cell: (e) => <Time at={e.created_at} /> },
-  { head: "Before it", cell: (e) => count(e.position), class: "number" },
+  { head: "Ahead", cell: (e) => count(e.position), class: "number" },
   { head: "Starts in", cell: (e) => wait(e.estimated_wait), class: "number" },
   { head: "Waiting for", cell: (e) => <Name>{e.waiting_for?.message ?? "a free slot"}</Name> },
 ];
@@ -23,9 +23,9 @@ const columns: Column<QueuedExecution>[] = [
 const ofOrgs: Column<OrgQueue>[] = [
   { head: "Organisation", cell: (q) => q.org },
   { head: "Queued", cell: (q) => classes(q.queued), class: "number" },
-  { head: "At most", cell: (q) => q.max_queued === null ? "no limit" : count(q.max_queued), class: "number" },
+  { head: "Queue limit", cell: (q) => q.max_queued === null ? "no limit" : count(q.max_queued), class: "number" },
   { head: "Running", cell: (q) => classes(q.running), class: "number" },
-  { head: "At once", cell: (q) => q.concurrent === null ? "no limit" : count(q.concurrent), class: "number" },
+  { head: "Concurrency limit", cell: (q) => q.concurrent === null ? "no limit" : count(q.concurrent), class: "number" },
 ];
 
 const of = (n: number, limit: number | null) => limit === null ? count(n) : `${count(n)} of ${count(limit)}`;
@@ -50,7 +50,7 @@ function Queues() {
         list={list}
         keyOf={(q) => q.org}
         hrefOf={(q) => link(path("admin", "orgs", q.org))}
-        empty={<Empty command="bullpen top">No organisation has anything queued or running.</Empty>} />
+        empty={<Empty command="bullpen top">Nothing is queued or running.</Empty>} />
     </Section>
   );
 }
@@ -71,14 +71,14 @@ export function Queue() {
               ["Running with your key", of(sum(q.key.running), q.key.concurrent)],
               ["Queued with your key", count(sum(q.key.queued))],
             ]} />
-          <p class="faint">Of your key waits longest:</p>
+          <p class="faint">The execution of your key that has waited longest:</p>
           <Table
             label="The execution that waits longest"
             columns={columns}
             list={{ value: q.oldest ? [q.oldest] : [], error, loading }}
             keyOf={(e) => e.trace_id}
             hrefOf={(e) => link(path("executions", e.trace_id))}
-            empty={<Empty command="bullpen queue">Nothing of it waits.</Empty>} />
+            empty={<Empty command="bullpen queue">Nothing is queued.</Empty>} />
         </Section>
       )}
     </>

@@ -31,8 +31,8 @@ const pools: Column<Pool>[] = [
   { head: "Recommended", cell: (p) => p.desired ? `${p.desired.workers} (${p.desired.reason})` : "–" },
   { head: "Slots busy", cell: (p) => `${p.running} of ${p.slots}`, class: "number" },
   { head: "Queued", cell: (p) => count(p.queued), class: "number" },
-  { head: "Oldest waits", cell: (p) => duration(p.oldest_wait_seconds * 1000), class: "number" },
-  { head: "Mean execution", cell: (p) => duration(p.mean_seconds * 1000), class: "number" },
+  { head: "Longest wait", cell: (p) => duration(p.oldest_wait_seconds * 1000), class: "number" },
+  { head: "Mean run time", cell: (p) => duration(p.mean_seconds * 1000), class: "number" },
 ];
 
 const processes: Column<Process>[] = [
@@ -67,25 +67,25 @@ export function Workers() {
           hrefOf={(w) => link(path("admin", "workers", w.name))}
           empty={
             <Empty command="bullpen serve --roles worker --nats nats://nats.internal:4222 --store s3://bucket/prefix">
-              Nothing runs: there is no worker.
+              No workers: executions stay queued.
             </Empty>
           } />
       </Section>
-      <Section title="Pools and their demand">
+      <Section title="Pools">
         <Table
           label="Pools"
           columns={pools}
           list={demand}
           keyOf={(p) => p.name}
-          empty={<Empty>There is no pool.</Empty>} />
+          empty={<Empty>No pools.</Empty>} />
       </Section>
-      <Section title="Processes" actions={<button onClick={running.reload}>Look again</button>}>
+      <Section title="Processes" actions={<button onClick={running.reload}>Refresh</button>}>
         <Table
           label="Processes of the deployment"
           columns={processes}
           list={running}
           keyOf={(p) => p.name}
-          empty={<Empty>No process has described itself.</Empty>} />
+          empty={<Empty>No processes.</Empty>} />
         {running.value?.flatMap((p) => [
           ...p.problems.map((problem) => <Problem key={p.name + problem.need} of={`${p.name}: ${text(problem)}`} />),
           ...Object.entries(p.missing).map(([what, why]) => (
@@ -105,7 +105,7 @@ export function Worker({ args: { name } }: { args: Record<string, string> }) {
   const { value, error, reload } = list;
   const w = value?.workers.find((w) => w.name === name);
   if (!value) return <Failure of={error} />;
-  if (!w) return <Empty command="bullpen workers">There is no live worker of this name.</Empty>;
+  if (!w) return <Empty command="bullpen workers">No live worker has this name.</Empty>;
   return (
     <>
       <div class="actions">
@@ -115,15 +115,15 @@ export function Worker({ args: { name } }: { args: Record<string, string> }) {
         <Status of={state(w)} />
         {w.draining
           ? (
-            <Action run={() => call("undrainWorker", { name }).then(reload)} done="The worker gets executions again.">
-              End draining
+            <Action run={() => call("undrainWorker", { name }).then(reload)} done="The worker is back in service.">
+              Undrain
             </Action>
           )
           : (
             <Action
               run={() => call("drainWorker", { name }).then(reload)}
-              done="The worker gets no more executions."
-              confirm="Drain the worker? It finishes its executions and gets no others.">
+              done="The worker is draining."
+              confirm="Drain the worker? It finishes its executions and accepts no new ones.">
               Drain
             </Action>
           )}
@@ -146,7 +146,7 @@ export function Worker({ args: { name } }: { args: Record<string, string> }) {
             format={bytes} />
         </div>
       </Section>
-      <Section title="What it is">
+      <Section title="Details">
         <Facts
           of={[
             ["Pool", w.pool],

@@ -1,4 +1,4 @@
-// The conversation of a session, made from its events.
+// The conversation of a session, built from its events.
 import type { Item, Permission, Question, SessionEvent } from "./api.ts";
 
 export type Line =
@@ -73,7 +73,7 @@ export class Conversation {
         note(String(data.message), true);
         break;
       case "agent.unparsed":
-        note(`output of the agent that could not be read: ${data.error}`, true);
+        note(`unreadable output of the agent: ${data.error}`, true);
         break;
       case "session.ended":
         this.ended = true;

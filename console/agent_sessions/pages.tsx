@@ -31,7 +31,7 @@ function Sessions() {
     <>
       {mayExecute && (
         <div class="filters">
-          <Opener label="Create a session" primary>{(close) => <Create close={close} />}</Opener>
+          <Opener label="Create agent session" primary>{(close) => <Create close={close} />}</Opener>
         </div>
       )}
       <Table
@@ -42,7 +42,7 @@ function Sessions() {
         hrefOf={(s) => link(path("agent-sessions", s.sessionId))}
         empty={
           <Empty command="bullpen agent session create demo --agent mock">
-            There is no session of a coding agent. Create one here, or:
+            No agent sessions. Create one here, or:
           </Empty>
         } />
     </>

@@ -70,7 +70,7 @@ export function Session({ args: { id } }: { args: Record<string, string> }) {
   );
 }
 
-// Talk shows the conversation as it goes on. Each event of the session's stream is seen once.
+// Talk shows the conversation live. It reads each event of the session's stream once.
 function Talk({ id, session, mayAnswer }: { id: string; session: AgentSession; mayAnswer: boolean }) {
   const [state, setState] = useState<StreamState>("connecting");
   const [error, setError] = useState<ApiError>();
@@ -99,8 +99,8 @@ function Talk({ id, session, mayAnswer }: { id: string; session: AgentSession; m
     <>
       <div class="actions">
         <StreamSign state={state} />
-        {!talk.ended && talk.waits && <span class="status wait" role="status">the agent waits for an answer</span>}
-        {!talk.waits && talk.working && <span class="status busy" role="status">the agent works</span>}
+        {!talk.ended && talk.waits && <span class="status wait" role="status">the agent is waiting for an answer</span>}
+        {!talk.waits && talk.working && <span class="status busy" role="status">the agent is working</span>}
       </div>
       <Failure of={error} />
       {(talk.cut || session.eventCount > eventsShown) && (
@@ -109,7 +109,7 @@ function Talk({ id, session, mayAnswer }: { id: string; session: AgentSession; m
         </p>
       )}
       <div class="talk" {...useEnd<HTMLDivElement>()} tabIndex={0} role="log" aria-label="Conversation">
-        {talk.lines.length === 0 && <p class="faint">Nobody has said anything.</p>}
+        {talk.lines.length === 0 && <p class="faint">No messages yet.</p>}
         {talk.lines.map((line) => <Entry key={line.key} of={line} reply={mayAnswer ? reply : undefined} />)}
       </div>
       {mayAnswer && <Compose id={id} busy={talk.working} />}
@@ -139,11 +139,11 @@ function Entry({ of, reply }: { of: Line; reply?: Reply }) {
   }
 }
 
-const kinds: Record<string, string> = { tool_call: "calls a tool", tool_result: "result of a tool", status: "status" };
+const kinds: Record<string, string> = { tool_call: "tool call", tool_result: "tool result", status: "status" };
 const progress: Record<string, string> = { failed: " (failed)", in_progress: " …" };
 
 function ItemEntry({ item, typed, at }: { item: Item; typed: string; at: string }) {
-  // What is typed replaces the text with which the item began.
+  // The streamed text replaces the text with which the item started.
   const parts = typed ? item.content.filter((p) => p.type !== "text") : item.content;
   return (
     <div class={(item.role === "user" ? "user" : "") + (item.status === "failed" ? " bad" : "")}>
@@ -221,7 +221,7 @@ function parsed(text = ""): unknown {
 
 const decisions: Record<string, string> = {
   accept: "allowed once",
-  accept_for_session: "allowed always",
+  accept_for_session: "always allowed",
   reject: "rejected",
 };
 
@@ -236,7 +236,7 @@ function PermissionEntry({ of, at, reply }: { of: Permission; at: string; reply?
         <Time at={at} />
       </header>
       <div>
-        The agent asks for{" "}
+        The agent requests permission for{" "}
         <code>
           <Name>{of.action}</Name>
         </code>
@@ -245,7 +245,7 @@ function PermissionEntry({ of, at, reply }: { of: Permission; at: string; reply?
       {pending && reply && (
         <div class="actions">
           <Action run={() => answer("once")}>Allow once</Action>
-          <Action run={() => answer("always")}>Allow always</Action>
+          <Action run={() => answer("always")}>Always allow</Action>
           <Action danger run={() => answer("reject")}>Reject</Action>
         </div>
       )}
@@ -291,14 +291,14 @@ function Compose({ id, busy: queued }: { id: string; busy: boolean }) {
   const { busy, submit, failure } = useSubmit(async (message: string) => {
     await call("POST", ["sessions", id, "messages"], { message });
     setText("");
-    if (queued) notify("The message waits until this turn of the agent has ended.");
+    if (queued) notify("The message is queued until the agent's turn ends.");
   });
   return (
     <form class="compose" onSubmit={(e) => (e.preventDefault(), submit(text))}>
       <textarea
         rows={3}
         aria-label="Message"
-        placeholder="A message to the agent. Ctrl+Enter sends it."
+        placeholder="Message to the agent (Ctrl+Enter sends it)"
         required
         value={text}
         onInput={(e) => setText(e.currentTarget.value)}

@@ -13,8 +13,8 @@ export class ApiError extends Error {
 
 let org = "";
 
-// actFor names the organisation of the session in all later requests, which the server compares with the session:
-// a tab does nothing after the browser has signed in to another organisation.
+// actFor names the organisation in all later requests. The server compares it with the session, so that a tab has no
+// effect after the browser has signed in to another organisation.
 export function actFor(name: string) {
   org = name;
 }
@@ -65,8 +65,8 @@ export async function sendJSON<T>(
 export type Args<K extends keyof Calls> = Calls[K]["args"];
 export type Answer<K extends keyof Calls> = Calls[K]["answer"];
 
-// segment returns a text as one segment of a path. Browsers take . and .. for directories, which would lead to another
-// route, so they become names that nothing has.
+// segment encodes a text as one segment of a path. Browsers resolve . and .. as directories, which would lead to another
+// route, so segment turns them into names that no object has.
 export function segment(text: string): string {
   return encodeURIComponent(text === "." || text === ".." ? text + " " : text);
 }

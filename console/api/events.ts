@@ -1,4 +1,4 @@
-// Streams of server-sent events: read with fetch, because an EventSource hides why it failed.
+// Streams of server-sent events, read with fetch because EventSource hides errors.
 import { ApiError, send } from "./client.ts";
 
 export interface StreamEvent {
@@ -6,7 +6,7 @@ export interface StreamEvent {
   data: string;
 }
 
-// read returns the events of one answer.
+// read yields the events of one response.
 export async function* read(answer: Response): AsyncGenerator<StreamEvent> {
   const reader = answer.body!.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "", id = "", data: string[] = [];
@@ -23,7 +23,7 @@ export async function* read(answer: Response): AsyncGenerator<StreamEvent> {
           data = [];
         } else if (line.startsWith("data:")) data.push(line.slice(5).trimStart());
         else if (line.startsWith("id:")) id = line.slice(3).trim();
-        else if (line.startsWith(":")) yield { id, data: "" }; // shows that the connection lives
+        else if (line.startsWith(":")) yield { id, data: "" }; // a keepalive
       }
     }
   } finally {
@@ -31,8 +31,8 @@ export async function* read(answer: Response): AsyncGenerator<StreamEvent> {
   }
 }
 
-// silence is how long a stream may be silent before its connection counts as lost, in milliseconds. The server
-// sends a sign of life every 10 to 15 s.
+// silence is how long a stream may be silent before its connection counts as lost, in milliseconds. The server sends a
+// keepalive every 10 to 15 s.
 const silence = 40_000;
 
 function withinTime<T>(p: Promise<T>): Promise<T> {
@@ -47,13 +47,13 @@ export type StreamState = "connecting" | "live" | "stale" | "ended" | "failed";
 
 export interface Follow {
   url(last: string): URL; // with the id of the last event, or ""
-  onEvent(data: string): "end" | void; // data is "" for a sign of life
+  onEvent(data: string): "end" | void; // data is "" for a keepalive
   onState(state: StreamState, error?: ApiError): void;
   signal: AbortSignal;
 }
 
-// follow reads a stream until it ends. It connects again, with growing pauses, when the connection is lost. A hidden page
-// has no connection: over HTTP/1.1, browsers have six to a server, which six such pages would hold.
+// follow reads a stream until it ends. It reconnects with growing pauses. A hidden page has no connection: over HTTP/1.1,
+// browsers open at most six per server, which six such pages would hold.
 export async function follow({ url, onEvent, onState, signal }: Follow) {
   let last = "", failures = 0;
   onState(document.hidden ? "stale" : "connecting");

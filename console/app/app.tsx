@@ -1,4 +1,4 @@
-// The frame around all pages: signing in, navigation, keys, and the sign that shows whether data is current.
+// The frame around all pages: sign-in, navigation, keyboard shortcuts, and the sign that shows whether data is live.
 import type { ComponentChildren } from "preact";
 import { useContext, useEffect, useErrorBoundary, useMemo, useRef, useState } from "preact/hooks";
 import { actFor, type ApiError, base, call, onSignedOut } from "../api/client.ts";
@@ -87,7 +87,7 @@ function SignIn({ signedIn }: { signedIn: (c: Caller) => void }) {
   return (
     <main class="alone">
       <h1>bullpen</h1>
-      <p>Sandboxes for code that nobody trusts.</p>
+      <p>Sandboxes for untrusted code.</p>
       <form onSubmit={(e) => (e.preventDefault(), submit(key))}>
         <label for="key">API key</label>
         <input
@@ -146,7 +146,7 @@ function Shell({ pages, caller, zone, setZone, theme, setTheme }: {
     <ChangesContext.Provider value={changes}>
       <header class="top">
         <a class="skip" href={"#" + path} onClick={(e) => (e.preventDefault(), main.current?.focus())}>
-          Skip to the content
+          Skip to content
         </a>
         <button class="menu" aria-expanded={menu} aria-controls="nav" onClick={() => setMenu(!menu)}>Menu</button>
         <a class="brand" href="#/">bullpen</a>
@@ -154,7 +154,7 @@ function Shell({ pages, caller, zone, setZone, theme, setTheme }: {
           <input
             ref={search}
             type="search"
-            aria-label="Search executions: an id, a status, a language or name=value of metadata"
+            aria-label="Search executions by id, status, language or metadata name=value"
             placeholder="Search: id, status, metadata name=value  ( / )" />
         </form>
         <LiveSign />
@@ -163,10 +163,10 @@ function Shell({ pages, caller, zone, setZone, theme, setTheme }: {
           <option value="utc">UTC</option>
         </select>
         <select
-          aria-label="Colours"
+          aria-label="Theme"
           value={theme}
           onChange={(e) => setTheme(e.currentTarget.value as "" | "light" | "dark")}>
-          <option value="">system colours</option>
+          <option value="">system theme</option>
           <option value="light">light</option>
           <option value="dark">dark</option>
         </select>
@@ -193,7 +193,7 @@ function Shell({ pages, caller, zone, setZone, theme, setTheme }: {
         })}
         <div>
           <a href={new URL("docs", base).href} target="_blank" rel="noreferrer">API</a>
-          <button class="quiet" onClick={() => setHelp(true)}>Keys ( ? )</button>
+          <button class="quiet" onClick={() => setHelp(true)}>Shortcuts ( ? )</button>
         </div>
       </nav>
       <main ref={main} tabIndex={-1}>
@@ -207,7 +207,7 @@ function Shell({ pages, caller, zone, setZone, theme, setTheme }: {
           : (
             <>
               <h1>Not found</h1>
-              <Empty>There is no such page, or you may not see it.</Empty>
+              <Empty>There is no such page, or you have no access to it.</Empty>
             </>
           )}
       </main>
@@ -216,7 +216,7 @@ function Shell({ pages, caller, zone, setZone, theme, setTheme }: {
   );
 }
 
-// Boundary shows the error of a page that cannot be drawn, with everything around it.
+// Boundary shows the error of a page that fails to render, and keeps the frame around it.
 function Boundary({ children }: { children: ComponentChildren }) {
   const [error] = useErrorBoundary();
   return error ? <Failure of={asError(error)} /> : <>{children}</>;
@@ -224,7 +224,7 @@ function Boundary({ children }: { children: ComponentChildren }) {
 
 const isAt = (page: string, path: string) => page === path || page !== "/" && path.startsWith(page + "/");
 
-// LiveSign shows whether the page is current, and since when it is not.
+// LiveSign shows whether the page is live, or how old its data is.
 function LiveSign() {
   const changes = useContext(ChangesContext)!;
   const [, draw] = useState(0);
@@ -241,7 +241,7 @@ function LiveSign() {
 
 const pagesOfIDs: Record<string, string> = { trc: "executions", bat: "batches", sch: "schedules", run: "pipelines" };
 
-// jump shows the object of an id, or the executions that match words such as failed, python or order=4711.
+// jump opens the object with an id, or the executions that match words such as failed, python or order=4711.
 function jump(text: string) {
   const words = text.trim().split(/\s+/).filter(Boolean);
   const id = words.length === 1 && words[0].match(/^([a-z]{3})_[\w-]{20,26}$/);
@@ -281,10 +281,13 @@ function useKeys(pages: Page[], search: () => void, help: () => void) {
 }
 
 function Help({ pages, close }: { pages: Page[]; close: () => void }) {
-  const keys: Array<[string, string]> = [["/", "search"], ["?", "this list"], ["Esc", "close, or leave the editor"]];
+  const keys: Array<[string, string]> = [["/", "search"], ["?", "this list"], [
+    "Esc",
+    "close, or leave the editor",
+  ]];
   for (const p of pages) if (p.nav?.key) keys.push(["g " + p.nav.key, p.title]);
   return (
-    <Dialog title="Keys" close={close}>
+    <Dialog title="Keyboard shortcuts" close={close}>
       <dl class="facts">
         {keys.map(([key, what]) => (
           <div key={key}>

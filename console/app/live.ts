@@ -1,4 +1,4 @@
-// Data that stays current: the server's stream of changes says when to read it again.
+// Live data: the server's stream of changes reports what to read again.
 import { createContext } from "preact";
 import { useCallback, useContext, useEffect, useRef, useState } from "preact/hooks";
 import { type Answer, ApiError, type Args, base, call } from "../api/client.ts";
@@ -8,7 +8,7 @@ import { follow, type StreamState } from "../api/events.ts";
 // Changes is the stream of changes of one signed-in page.
 export class Changes {
   state: StreamState = "connecting";
-  since = Date.now(); // of the state
+  since = Date.now(); // when the data was last current
   private readonly listeners = new Set<(kinds: string[] | null) => void>();
   private readonly watchers = new Set<() => void>();
   private readonly stop = new AbortController();
@@ -36,7 +36,7 @@ export class Changes {
     this.stop.abort();
   }
 
-  // on calls f with the kinds that have changed, and with null if any may have.
+  // on calls f with the kinds of objects that have changed, or with null if any may have changed.
   on(f: (kinds: string[] | null) => void): () => void {
     this.listeners.add(f);
     return () => this.listeners.delete(f);
@@ -138,7 +138,7 @@ export interface Paged<T> extends Loaded<T[]> {
   more?: () => void; // reads the next page; absent at the end
 }
 
-// usePages reads a list that comes in pages: the first stays current, the others follow on demand.
+// usePages reads a paged list: the first page stays current, the others are read on demand.
 export function usePages<T>(
   load: (cursor: string | undefined, signal: AbortSignal) => Promise<{ rows: T[]; next: string | null }>,
   keyOf: (row: T) => string,

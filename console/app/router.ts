@@ -1,5 +1,5 @@
-// Addresses of pages: everything after the # of the page's address, so that no server needs to know them and a path
-// prefix does not matter. The state of a page is in its parameters.
+// Addresses of pages: the fragment of the URL, so that they need no route on the server and work below any path prefix.
+// Parameters of the fragment hold the state of a page.
 import type { ComponentType } from "preact";
 import { useEffect, useMemo, useState } from "preact/hooks";
 
@@ -68,7 +68,7 @@ export function useParam(name: string, initial = ""): [string, (value: string) =
   return [query.get(name) ?? initial, set];
 }
 
-// match returns the arguments of a path that a pattern matches, such as {id: …} for /executions/:id.
+// match returns the arguments of a path that matches a pattern, such as {id: …} for /executions/:id, or null.
 export function match(pattern: string, path: string): Record<string, string> | null {
   const want = pattern.split("/"), got = path.split("/");
   if (want.length !== got.length) return null;

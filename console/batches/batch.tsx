@@ -25,7 +25,7 @@ export function Batch({ args: { id } }: { args: Record<string, string> }) {
         <code>{id}</code> <Status of={b.status} />
         {mayExecute && <Actions b={b} reload={reload} />}
         <a class="button" href={address("getBatchResults", { id }).href} download={`${id}.jsonl`}>
-          Download the results
+          Download results
         </a>
       </div>
       <Failure of={error} />
@@ -49,8 +49,8 @@ export function Batch({ args: { id } }: { args: Record<string, string> }) {
           ],
           ["Retries", b.retries || undefined],
           ["Priority", b.priority || undefined],
-          ["At a time", b.max_parallel ?? "as many as suit the plan"],
-          ["After a failure", b.stop_on_failure ? "stops" : "goes on"],
+          ["In parallel", b.max_parallel ?? "as many as the plan allows"],
+          ["After a failure", b.stop_on_failure ? "stop" : "continue"],
           ["Metadata", <Pairs of={b.metadata} />],
           ["Key", <code>{b.key_id}</code>],
           ["Webhook", b.webhook_url ? <Name>{b.webhook_url}</Name> : undefined],
@@ -87,19 +87,17 @@ function Actions({ b, reload }: { b: Whole; reload: () => void }) {
   const retry = (cancelled: boolean) => call("retryBatch", { id, body: { cancelled } }).then(reload);
   return (
     <>
-      {counts.failed > 0 && (
-        <Action run={() => retry(false)} done="The failed items run again.">Retry the failed</Action>
-      )}
+      {counts.failed > 0 && <Action run={() => retry(false)} done="Retrying the failed items.">Retry failed</Action>}
       {counts.cancelled > 0 && (
-        <Action run={() => retry(true)} done="The items run again.">
-          {counts.failed > 0 ? "Retry the failed and the cancelled" : "Retry the cancelled"}
+        <Action run={() => retry(true)} done="Retrying the items.">
+          {counts.failed > 0 ? "Retry failed and cancelled" : "Retry cancelled"}
         </Action>
       )}
       <Action
         danger
-        confirm="Delete this batch? The records of its executions stay."
+        confirm="Delete this batch? The records of its executions are kept."
         run={() => call("deleteBatch", { id }).then(() => navigate("/batches"))}
-        done="The batch is deleted.">
+        done="Batch deleted.">
         Delete
       </Action>
     </>
@@ -113,7 +111,7 @@ const columns: Column<Row>[] = [
     class: "number",
   },
   { head: "Status", cell: (r) => <Status of={r.status} /> },
-  { head: "Exit", cell: (r) => r.exit_code ?? "–", class: "number" },
+  { head: "Exit code", cell: (r) => r.exit_code ?? "–", class: "number" },
   { head: "Ran", cell: (r) => duration(r.duration_ms), class: "number" },
   {
     head: "Error",
@@ -132,7 +130,7 @@ const selections: Record<string, (status: string) => boolean> = {
   all: () => true,
 };
 
-// Results shows the items that have ended, by default those that failed.
+// Results lists the items that have ended, by default the failed ones.
 function Results({ b }: { b: Whole }) {
   const [show, setShow] = useParam("show", "failed");
   const want = selections[show] ?? selections.all;
@@ -165,7 +163,7 @@ function Results({ b }: { b: Whole }) {
         keyOf={(r) => String(r.index)}
         empty={
           <Empty>
-            {over(b) ? "There is no such item." : "There is no such item among the first ones that have ended."}
+            {over(b) ? "No such items." : "No such items have ended yet."}
           </Empty>
         } />
     </Section>

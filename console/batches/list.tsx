@@ -6,7 +6,7 @@ import { type Part, Parts } from "../ui/chart.tsx";
 import { type Column, Table } from "../ui/table.tsx";
 import { count, duration, Empty, Pairs, Status, Time } from "../ui/text.tsx";
 
-// partsOf returns the items of a batch by what has become of them.
+// partsOf returns the numbers of a batch's items by status.
 export function partsOf(c: BatchCounts): Part[] {
   return [
     { name: "succeeded", value: c.succeeded, class: "s2" },
@@ -37,7 +37,7 @@ export function Batches() {
     <>
       {useMay("execute") && (
         <div class="actions">
-          <a class="button" href="#/batches/new">New batch</a>
+          <a class="button" href="#/batches/new">Create batch</a>
         </div>
       )}
       <Table
@@ -48,7 +48,7 @@ export function Batches() {
         hrefOf={(b) => link(path("batches", b.id))}
         empty={
           <Empty command="bullpen batch run items.jsonl --program greet.py">
-            There are no batches. A batch is up to 100,000 executions in one request.
+            No batches yet. A batch is up to 100,000 executions in one request.
           </Empty>
         } />
     </>

@@ -7,7 +7,7 @@ import { bytes, Name } from "../ui/text.tsx";
 
 const more = ["max_parallel", "stop_on_failure", "priority", "metadata", "webhook_url", "item_webhooks"];
 
-// NewBatch creates a batch of a program and its items: text, or a file, which is not read into memory.
+// NewBatch creates a batch from a shared request and items: text, or a file, which is not read into memory.
 export function NewBatch() {
   const [text, setText] = useState("");
   const [file, setFile] = useState<File>();
@@ -29,8 +29,8 @@ export function NewBatch() {
           onDrop={(e) => (e.preventDefault(), e.dataTransfer?.files[0] && setFile(e.dataTransfer.files[0]))}>
           <legend>items</legend>
           <p class="help" id="items-help">
-            One JSON object per line, or an array of objects, each with the fields of a request that it does not share.
-            Drop a file here, or paste its text.
+            One JSON object per line, or a JSON array of objects. Each has the fields of a request that differ from the
+            shared one. Drop a file here, or paste its text.
           </p>
           {file
             ? (
@@ -61,7 +61,7 @@ export function NewBatch() {
   );
 }
 
-// bodyOf returns the body of the request in one of the two forms that the API has.
+// bodyOf returns the body of the request in one of the API's two formats.
 async function bodyOf(settings: Record<string, unknown>, items: string | File): Promise<{ type: string; body: Blob }> {
   const start = typeof items === "string" ? items : await items.slice(0, 1024).text();
   const json = JSON.stringify(settings);

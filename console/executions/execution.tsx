@@ -22,7 +22,7 @@ export function Execution({ args: { id } }: { args: Record<string, string> }) {
     <>
       <div class="actions">
         <code>{id}</code> <Status of={e.status} />
-        {mayExecute && <a class="button" href={link("/run", { from: id })}>Run again, edited</a>}
+        {mayExecute && <a class="button" href={link("/run", { from: id })}>Edit and run again</a>}
         {mayExecute && !over(e.status) && (
           <Action danger run={() => call("cancelExecution", { id }).then(reload)}>Cancel</Action>
         )}
@@ -58,14 +58,14 @@ export function Execution({ args: { id } }: { args: Record<string, string> }) {
   );
 }
 
-// HomeFiles shows the files of the thread as the execution left them, as long as that version is kept.
+// HomeFiles shows the thread's files as the execution left them, while that version is kept.
 function HomeFiles({ id, thread }: { id: string; thread: string }) {
   const { value: t, error } = useLive((signal) => call("getThread", { id: thread }, signal), [thread], "executions");
   const version = t?.versions.find((v) => v.trace_id === id)?.number;
   return (
     <Section title="Files">
       <Failure of={error} />
-      {t && !version && <p class="faint">It stored no version of the thread, or that version is no longer kept.</p>}
+      {t && !version && <p class="faint">It stored no version of the thread, or that version has been removed.</p>}
       {version && <Files of={stored("thread", thread, version, false)} />}
     </Section>
   );

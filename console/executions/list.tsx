@@ -18,14 +18,14 @@ const columns: Column<ListedExecution>[] = [
   { head: "Created", cell: (e) => <Time at={e.created_at} /> },
   { head: "Waited", cell: (e) => duration(e.queued_ms), class: "number" },
   { head: "Ran", cell: (e) => e.completed_at ? duration(e.duration_ms) : "–", class: "number" },
-  { head: "Exit", cell: (e) => e.exit_code ?? "–", class: "number" },
+  { head: "Exit code", cell: (e) => e.exit_code ?? "–", class: "number" },
   { head: "Mode", cell: (e) => e.delivery_mode },
   { head: "Webhook", cell: (e) => <Status of={e.webhook_delivery_status} /> },
   { head: "Thread", cell: (e) => <Name>{e.thread_id}</Name> },
   { head: "Metadata", cell: (e) => <Pairs of={e.metadata} /> },
 ];
 
-// ExecutionTable is the list of executions that a filter selects.
+// ExecutionTable lists the executions that match a filter.
 export function ExecutionTable({ filter, empty }: { filter: Args<"listExecutions">; empty?: string }) {
   const list = useList("listExecutions", filter, "executions", (e) => e.trace_id, "executions");
   return (
@@ -35,7 +35,7 @@ export function ExecutionTable({ filter, empty }: { filter: Args<"listExecutions
       list={list}
       keyOf={(e) => e.trace_id}
       hrefOf={(e) => link(path("executions", e.trace_id))}
-      empty={<Empty command={`echo 'print(6 * 7)' | bullpen run -`}>{empty ?? "No execution matches."}</Empty>} />
+      empty={<Empty command={`echo 'print(6 * 7)' | bullpen run -`}>{empty ?? "No matching executions."}</Empty>} />
   );
 }
 
@@ -67,11 +67,11 @@ export function Executions() {
             <Name>{`${name}=${value}`}</Name> ×
           </button>
         ))}
-        {query.size > 0 && <a href="#/executions">all</a>}
+        {query.size > 0 && <a href="#/executions">Clear filters</a>}
       </form>
       <ExecutionTable
         filter={filter}
-        empty={query.size ? undefined : "Nothing has been executed yet. Run a program here, or:"} />
+        empty={query.size ? undefined : "No executions yet. Run a program here, or:"} />
     </>
   );
 }

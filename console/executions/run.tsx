@@ -24,7 +24,7 @@ const others = [
   "max_attempts",
 ];
 
-// Run submits programs and shows their output. With the parameter from it begins with the request of an execution.
+// Run submits programs and shows their output. The parameter from names an execution whose request it starts with.
 export function Run() {
   const from = useLocation().query.get("from");
   const [language, setLanguage] = useParam("language", "python");
@@ -70,7 +70,7 @@ export function Run() {
             hidden={advanced}>
             Run
           </button>
-          <button aria-expanded={advanced} onClick={() => setAdvanced(!advanced)}>Arguments, thread, profile …</button>
+          <button aria-expanded={advanced} onClick={() => setAdvanced(!advanced)}>More settings</button>
         </div>
         <Editor label="Program" language={language} value={code} onInput={setCode} />
         {failure}

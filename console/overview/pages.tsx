@@ -24,22 +24,22 @@ function Overview() {
     n ? count(n.interactive + n.background) : "–";
   const failures = failed.reduce((n, status) => n + (o.total.ends[status] ?? 0), 0);
   const tiles: Array<[value: string, name: string, href?: string]> = [
-    [count(o.total.arrivals), "arrived in the hour", link("/executions")],
-    [sum(o.queue?.queued), "waiting", link("/executions", { status: "queued" })],
+    [count(o.total.arrivals), "arrived in the last hour", link("/executions")],
+    [sum(o.queue?.queued), "queued", link("/executions", { status: "queued" })],
     [sum(o.queue?.running), "running", link("/executions", { status: "running" })],
-    [count(failures), "failed in the hour", link("/executions", { status: "failed" })],
-    [duration(o.total.wait.p50_ms), "waited, p50"],
-    [duration(o.total.wait.p99_ms), "waited, p99"],
-    [duration(o.total.duration.p50_ms), "ran, p50"],
-    [duration(o.total.duration.p99_ms), "ran, p99"],
+    [count(failures), "failed in the last hour", link("/executions", { status: "failed" })],
+    [duration(o.total.wait.p50_ms), "waiting time, p50"],
+    [duration(o.total.wait.p99_ms), "waiting time, p99"],
+    [duration(o.total.duration.p50_ms), "run time, p50"],
+    [duration(o.total.duration.p99_ms), "run time, p99"],
     [count(o.sandboxes.running ?? 0), "live sandboxes", link("/sandboxes")],
   ];
   return (
     <>
       <Failure of={list.error} />
       <p class="faint">
-        {o.org ? `Executions of ${o.org}` : "Executions of all organisations"} in the last hour; complete since{" "}
-        <Time at={o.from} />.
+        {o.org ? `Executions of ${o.org}` : "Executions of all organisations"}{" "}
+        in the last hour. The figures are complete since <Time at={o.from} />.
       </p>
       <div class="tiles">
         {tiles.map(([value, name, href]) => (
@@ -70,11 +70,11 @@ function Minutes({ of: o }: { of: Figures }) {
   return (
     <div class="columns">
       <Chart
-        title="Arrivals a minute"
+        title="Arrivals per minute"
         labels={labels}
         series={[{ name: "arrivals", values: o.minutes.map((m) => m.arrivals) }]} />
       <Chart
-        title="Ended a minute"
+        title="Ended per minute"
         labels={labels}
         series={ends.map((name) => ({ name, values: o.minutes.map((m) => m.ends[name] ?? 0) }))} />
       <Chart title="Waiting time" labels={labels} kind="lines" series={times("wait")} format={duration} />
@@ -105,7 +105,7 @@ function Webhooks() {
         </div>
         <div class="tile">
           <b>{w ? count(w.endpoints.endpoints.length) : "–"}</b>
-          <a href={link("/webhooks")}>URLs at which webhooks fail</a>
+          <a href={link("/webhooks")}>failing endpoints</a>
         </div>
       </div>
     </Section>

@@ -41,7 +41,7 @@ export function Pipelines() {
     <>
       {useMay("execute") && (
         <div class="actions">
-          <a class="button" href="#/pipelines/new">Run a pipeline</a>
+          <a class="button" href="#/pipelines/new">Run pipeline</a>
         </div>
       )}
       <Table
@@ -52,7 +52,7 @@ export function Pipelines() {
         hrefOf={(p) => link(path("pipelines", p.id))}
         empty={
           <Empty command="bullpen ci run ci.yaml">
-            No pipeline has run yet. A pipeline is a file of steps that depend on each other.
+            No pipelines yet. A pipeline is a file of steps that need each other.
           </Empty>
         } />
       {list.value && list.value.length > 0 && (
@@ -78,7 +78,7 @@ function Caches() {
       cell: (c) => (
         <Action
           danger
-          confirm="Remove this cache? The next step that names its key creates it again."
+          confirm="Remove this cache? The next step with its key creates it again."
           run={() => call("removePipelineCache", { key: c.key }).then(list.reload)}>
           Remove
         </Action>
@@ -91,6 +91,6 @@ function Caches() {
       columns={columns}
       list={list}
       keyOf={(c) => c.key}
-      empty={<Empty>No step has created a cache.</Empty>} />
+      empty={<Empty>No caches yet.</Empty>} />
   );
 }

@@ -28,7 +28,7 @@ export function Pipeline({ args: { id } }: { args: Record<string, string> }) {
         {mayExecute && !p.ended_at && !p.cancelling && (
           <Action
             danger
-            confirm="Cancel everything that has not ended?"
+            confirm="Cancel all steps that have not ended?"
             run={() => call("cancelPipeline", { id }).then(reload)}>
             Cancel
           </Action>
@@ -102,7 +102,7 @@ function Cell({ id, cell: c, reload }: { id: string; cell: PipelineCell; reload:
           )}
         </div>
       )}
-      {c.trace_id ? <Output id={c.trace_id} onResult={reload} /> : <p class="faint">It has no output.</p>}
+      {c.trace_id ? <Output id={c.trace_id} onResult={reload} /> : <p class="faint">No output.</p>}
     </Section>
   );
 }

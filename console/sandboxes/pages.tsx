@@ -51,7 +51,7 @@ function Sandboxes() {
           </select>
         </label>
         {mayExecute && (
-          <Opener label="Create a sandbox" primary>
+          <Opener label="Create sandbox" primary>
             {(close) => (
               <Form
                 schema="SandboxRequest"
@@ -74,7 +74,7 @@ function Sandboxes() {
         hrefOf={(s) => link(path("sandboxes", s.id))}
         empty={
           <Empty command="bullpen sandbox create --name build --timeout 1h --on-timeout pause">
-            {state ? "No sandbox is in this state." : "A sandbox stays after a command has ended. Create one here, or:"}
+            {state ? `No ${state} sandboxes.` : "No sandboxes. A sandbox outlives its commands. Create one here, or:"}
           </Empty>
         } />
     </>

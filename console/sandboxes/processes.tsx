@@ -9,8 +9,8 @@ import { type Column, Table } from "../ui/table.tsx";
 import { Empty, Failure, Name } from "../ui/text.tsx";
 import { output, type Process, processes, sendSignal, start } from "./guest.ts";
 
-// Processes lists the processes of a running sandbox, starts commands, and shows the output of one process. A sandbox
-// that stops when it is idle is not asked again and again, which would be use.
+// Processes lists the processes of a running sandbox, starts commands, and shows the output of one process. It does not
+// poll a sandbox with an idle timeout, because each request counts as use.
 export function Processes({ id, idle }: { id: string; idle: boolean }) {
   const [pid, setPID] = useParam("pid");
   const [command, setCommand] = useState("");
@@ -49,7 +49,7 @@ export function Processes({ id, idle }: { id: string; idle: boolean }) {
         <input
           class="mono wide"
           aria-label="Command"
-          placeholder="a command for sh, such as: ls -la"
+          placeholder="shell command, such as ls -la"
           required
           spellcheck={false}
           value={command}
@@ -70,7 +70,7 @@ export function Processes({ id, idle }: { id: string; idle: boolean }) {
         keyOf={(p) => String(p.pid)}
         empty={
           <Empty command={`bullpen sandbox exec ${id} -- ls -la`}>
-            No process that a client has started is running. Start one here, or:
+            No processes. Start one here, or:
           </Empty>
         } />
     </>
@@ -102,7 +102,7 @@ function ProcessOutput({ id, pid, ended, close }: { id: string; pid: number; end
               else add("stdout", e.data.stdout ?? e.data.pty ?? "");
             } else if (e.gap) {
               after = e.gap.last ?? after;
-              log.add("gap", "… output is missing here …\n");
+              log.add("gap", "… output missing …\n");
             } else if (e.end) {
               setEnd(e.end.exited ? `exit code ${e.end.exitCode ?? 0}` : e.end.status ?? "ended");
               setState("ended");
@@ -127,7 +127,7 @@ function ProcessOutput({ id, pid, ended, close }: { id: string; pid: number; end
     <section aria-label={`Output of process ${pid}`}>
       <div class="actions">
         <b>Process {pid}</b> <StreamSign state={state} /> {end && <Name>{end}</Name>}
-        <button class="quiet" onClick={close}>close</button>
+        <button class="quiet" onClick={close}>Close</button>
       </div>
       <Failure of={error} />
       {log.cut && <p class="faint">Only the end is shown.</p>}

@@ -38,7 +38,7 @@ export function Sandbox({ args: { id } }: { args: Record<string, string> }) {
         {mayExecute && s.state !== "ended" && (
           <Action
             danger
-            confirm="End this sandbox for good?"
+            confirm="Delete this sandbox? It cannot be resumed."
             run={() => call("deleteSandbox", { id }).then(reload)}>
             Delete
           </Action>
@@ -51,7 +51,7 @@ export function Sandbox({ args: { id } }: { args: Record<string, string> }) {
           mayExecute && running && ["Processes", () => <Processes id={id} idle={Boolean(s.idle_timeout)} />],
           mayExecute && running && ["Files", () => <Files of={guestFiles(id)} />],
           mayExecute && ["Log", () => <Logs key={`${s.trace_id} ${s.state}`} id={id} />],
-          ["Acts", () => <Acts of={s.acts} />],
+          ["History", () => <Acts of={s.acts} />],
         ]} />
     </>
   );
@@ -60,13 +60,13 @@ export function Sandbox({ args: { id } }: { args: Record<string, string> }) {
 function facts(s: LiveSandbox): Parameters<typeof Facts>[0]["of"] {
   return [
     ["Name", <Name>{s.name}</Name>],
-    ["Profile", s.profile || "the key's"],
-    ["Stopped because", s.reason ? <Name>{s.message ?? s.reason}</Name> : undefined],
+    ["Profile", s.profile || "the key's profile"],
+    ["Reason", s.reason ? <Name>{s.message ?? s.reason}</Name> : undefined],
     ["Created", <Time at={s.created_at} />],
     ["Started", <Time at={s.started_at} />],
     ["Stopped", s.stopped_at ? <Time at={s.stopped_at} /> : undefined],
     [s.stopped_at ? "Expired" : "Expires", s.reason && s.stopped_at ? undefined : <Time at={s.expires_at} />],
-    ["At its timeout", s.on_timeout],
+    ["On timeout", s.on_timeout],
     ["Idle timeout", s.idle_timeout ? `${s.idle_timeout} s` : undefined],
     ["Starts", s.starts],
     ["Execution", <a href={link(path("executions", s.trace_id))}>{s.trace_id}</a>],
@@ -99,7 +99,7 @@ function guestFiles(id: string): Source {
   };
 }
 
-// Logs shows what the processes have printed since the last start.
+// Logs shows the output of processes since the last start.
 function Logs({ id }: { id: string }) {
   const log = useLog([id]);
   const { value, error, reload, loading } = useLive(
@@ -111,7 +111,7 @@ function Logs({ id }: { id: string }) {
         if (e.type === "start") log.add("gap", `${e.pid} $ ${e.command}\n`);
         else if (e.type === "output") log.add(e.stream === "stderr" ? "stderr" : "stdout", e.text ?? "", source);
         else if (e.type === "end") log.add("gap", `${e.pid} ended with exit code ${e.exit_code}\n`);
-        else if (e.type === "dropped") log.add("gap", `… ${e.count} entries are missing here …\n`);
+        else if (e.type === "dropped") log.add("gap", `… ${e.count} entries missing …\n`);
       }
       return { truncated };
     },
@@ -121,7 +121,7 @@ function Logs({ id }: { id: string }) {
   return (
     <>
       <div class="actions">
-        <button onClick={reload} disabled={loading}>Read again</button>
+        <button onClick={reload} disabled={loading}>Refresh</button>
       </div>
       <Failure of={error} />
       {value?.truncated && <p class="faint">The log has reached its limit: entries are missing.</p>}
@@ -132,7 +132,7 @@ function Logs({ id }: { id: string }) {
 }
 
 const acts: Column<SandboxAct>[] = [
-  { head: "Act", cell: (a) => a.act },
+  { head: "Action", cell: (a) => a.act },
   { head: "At", cell: (a) => <Time at={a.at} /> },
   { head: "API key or member", cell: (a) => <Name>{a.key_id}</Name> },
   {
@@ -147,9 +147,9 @@ const acts: Column<SandboxAct>[] = [
 
 const Acts = ({ of }: { of: SandboxAct[] }) => (
   <Table
-    label="Acts"
+    label="History"
     columns={acts}
     list={{ value: of, loading: false }}
     keyOf={(a) => a.at + a.act}
-    empty={<Empty>Nobody has done anything with it.</Empty>} />
+    empty={<Empty>No actions yet.</Empty>} />
 );

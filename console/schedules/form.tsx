@@ -47,7 +47,7 @@ export function EditSchedule({ args: { id } }: { args: Record<string, string> })
   );
 }
 
-// Preview shows the next ticks of the timing that is being typed, or what is wrong with it.
+// Preview shows the next ticks of the timing that the reader types, or its error.
 function Preview({ cron, every, zone }: { cron?: string; every?: number; zone?: string }) {
   const { value, error } = useLive(async (signal) => {
     await pause(250, signal); // until the reader stops typing
@@ -58,7 +58,7 @@ function Preview({ cron, every, zone }: { cron?: string; every?: number; zone?: 
     <fieldset>
       <legend>next ticks</legend>
       <Failure of={error} />
-      {!cron && !every && <p class="faint">Write cron, such as 30 2 * * *, or every.</p>}
+      {!cron && !every && <p class="faint">Set cron, such as 30 2 * * *, or every.</p>}
       {value && value.ticks.length > 0 && (
         <ol class="ticks">
           {value.ticks.map((at) => (

@@ -7,7 +7,7 @@ import { duration, Empty, Name, Status, Time } from "../ui/text.tsx";
 
 type Timing = Pick<Schedule, "cron" | "every" | "time_zone">;
 
-// Rule shows when a schedule ticks.
+// Rule shows the rule by which a schedule ticks.
 export function Rule({ of: s }: { of: Timing }) {
   if (s.every) return <>every {s.every < 60 ? `${s.every} s` : duration(s.every * 1000)}</>;
   return (
@@ -22,7 +22,7 @@ export function Rule({ of: s }: { of: Timing }) {
 
 export const statusOf = (s: Schedule) => s.paused ? "paused" : s.error ? "error" : "active";
 
-// Tick shows a time to come, and how long until then.
+// Tick shows a future time and how long until then.
 export function Tick({ at }: { at: string | undefined }) {
   useTick();
   if (!at) return <span class="faint">–</span>;
@@ -55,7 +55,7 @@ const columns: Column<Schedule>[] = [
   { head: "Next tick", cell: (s) => <NextTick of={s} /> },
   { head: "Overlap", cell: (s) => s.overlap },
   { head: "Missed", cell: (s) => s.missed },
-  { head: "Changed", cell: (s) => <Time at={s.updated_at} /> },
+  { head: "Updated", cell: (s) => <Time at={s.updated_at} /> },
 ];
 
 export function Schedules() {
@@ -64,7 +64,7 @@ export function Schedules() {
     <>
       {useMay("execute") && (
         <div class="actions">
-          <a class="button" href="#/schedules/new">New schedule</a>
+          <a class="button" href="#/schedules/new">Create schedule</a>
         </div>
       )}
       <Table
@@ -75,7 +75,7 @@ export function Schedules() {
         hrefOf={(s) => link(path("schedules", s.id))}
         empty={
           <Empty command="bullpen schedule create --name report --cron '30 2 * * *' --time-zone Europe/Berlin report.py">
-            There are no schedules. A schedule runs a program at set times.
+            No schedules yet. A schedule runs a program at set times.
           </Empty>
         } />
     </>

@@ -14,7 +14,7 @@ import { Rule, statusOf, Tick, useFuture } from "./list.tsx";
 const columns: Column<ScheduleRun>[] = [
   { head: "Tick", cell: (r) => <Time at={r.tick} /> },
   { head: "Outcome", cell: (r) => <Status of={r.outcome} /> },
-  { head: "After", cell: (r) => duration(Math.max(0, Date.parse(r.at) - Date.parse(r.tick))), class: "number" },
+  { head: "Delay", cell: (r) => duration(Math.max(0, Date.parse(r.at) - Date.parse(r.tick))), class: "number" },
   {
     head: "Execution",
     cell: (r) => <Execution id={r.trace_id} />,
@@ -29,7 +29,7 @@ function NextTicks({ of: s, reload }: { of: WholeSchedule; reload: () => void })
   useEffect(() => {
     if (outdated) reload();
   }, [outdated]);
-  if (!next.length) return <p class="faint">{s.paused ? "None while it is paused." : "None."}</p>;
+  if (!next.length) return <p class="faint">{s.paused ? "None while paused." : "None."}</p>;
   return (
     <ol class="ticks">
       {next.map((at) => (
@@ -45,7 +45,7 @@ export function Schedule({ args: { id } }: { args: Record<string, string> }) {
   const { value: s, error, reload } = useLive((signal) => call("getSchedule", { id }, signal), [id], "schedules");
   const mayExecute = useMay("execute");
   if (!s) return <Failure of={error} />;
-  const started = ({ trace_id }: { trace_id: string }) => (notify(`The execution ${trace_id} has started.`), reload());
+  const started = ({ trace_id }: { trace_id: string }) => (notify(`Started ${trace_id}.`), reload());
   return (
     <>
       <div class="actions">
@@ -62,9 +62,9 @@ export function Schedule({ args: { id } }: { args: Record<string, string> }) {
             <a class="button" href={link(path("schedules", id, "edit"))}>Edit</a>
             <Action
               danger
-              confirm="Delete this schedule? Executions that have started go on."
+              confirm="Delete this schedule? Executions that have started continue."
               run={() => call("deleteSchedule", { id }).then(() => navigate("/schedules"))}
-              done="The schedule is deleted.">
+              done="Schedule deleted.">
               Delete
             </Action>
           </>
@@ -75,15 +75,15 @@ export function Schedule({ args: { id } }: { args: Record<string, string> }) {
       <Problem of={s.waiting_for?.message} />
       <Facts
         of={[
-          ["Id", <code>{id}</code>],
+          ["ID", <code>{id}</code>],
           ["Ticks", <Rule of={s} />],
           ["Jitter", s.jitter ? `up to ${duration(s.jitter * 1000)}` : undefined],
-          ["While the previous execution runs", s.overlap],
-          ["Missed ticks that start late", s.missed],
+          ["Overlap", s.overlap],
+          ["Missed", s.missed],
           ["Waiting ticks", s.waiting || undefined],
           ["Key", <code>{s.key_id}</code>],
           ["Created", <Time at={s.created_at} />],
-          ["Changed", <Time at={s.updated_at} />],
+          ["Updated", <Time at={s.updated_at} />],
         ]} />
       <div class="columns">
         <Section title="Next ticks">
@@ -108,10 +108,10 @@ export function Schedule({ args: { id } }: { args: Record<string, string> }) {
           columns={columns}
           list={{ value: s.runs, loading: false }}
           keyOf={(r) => r.tick + r.at}
-          empty={<Empty>It has not ticked yet.</Empty>} />
+          empty={<Empty>No ticks yet.</Empty>} />
       </Section>
       <Section title="Executions">
-        <ExecutionTable filter={{ schedule: id }} empty="It has started nothing yet." />
+        <ExecutionTable filter={{ schedule: id }} empty="No executions yet." />
       </Section>
     </>
   );

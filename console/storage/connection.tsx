@@ -59,7 +59,7 @@ export function Storage({ args: { slug } }: { args: Record<string, string> }) {
         </Opener>
         {isVolume && (
           <a class="button" href={address("archiveVolume", { ...at, version: number }).href} download={`${slug}.tar`}>
-            Download as a tar
+            Download tar
           </a>
         )}
         {isVolume && (
@@ -79,7 +79,9 @@ export function Storage({ args: { slug } }: { args: Record<string, string> }) {
         )}
         <Action
           danger
-          confirm={isVolume ? "Remove this volume with all its versions and files?" : "Remove this? The storage stays."}
+          confirm={isVolume
+            ? "Remove this volume with all its versions and files?"
+            : "Remove this connection? Its files are kept."}
           run={() => call("removeConnection", at).then(() => navigate("/storage"))}>
           Remove
         </Action>
@@ -95,11 +97,11 @@ export function Storage({ args: { slug } }: { args: Record<string, string> }) {
           ["Credential", c.credential],
           ["Directory", c.directory && <Name>{c.directory}</Name>],
           ["Prefix", c.prefix && <Name>{c.prefix}</Name>],
-          ["Programs may", c.read_only ? "read" : "read and change"],
+          ["Access", c.read_only ? "read only" : "read and write"],
           ["Description", c.description && <Name>{c.description}</Name>],
           ["Tested", c.tested_at ? <Time at={c.tested_at} /> : undefined],
           ["Created", <Time at={c.created_at} />],
-          ["Changed", <Time at={c.updated_at} />],
+          ["Updated", <Time at={c.updated_at} />],
           ["Quota", v && bytes(v.quota)],
           ["Version", v?.version],
           ["Size", v && bytes(v.bytes)],
@@ -115,7 +117,7 @@ export function Storage({ args: { slug } }: { args: Record<string, string> }) {
             </>
           )],
           v && ["Versions", () => <Versions of={v.versions} mayFiles={mayFiles} />],
-          v && mayFiles && ["Difference", () => <Difference source="volume" id={slug} versions={v.versions} />],
+          v && mayFiles && ["Compare", () => <Difference source="volume" id={slug} versions={v.versions} />],
         ]} />
     </>
   );

@@ -13,13 +13,13 @@ const columns: Column<Connection>[] = [
   { head: "Connection", cell: (c) => <code>{c.slug}</code> },
   { head: "Kind", cell: (c) => c.kind },
   {
-    head: "Where",
+    head: "Location",
     cell: (c) => <Name>{[c.endpoint, c.bucket ?? c.directory, c.prefix].filter(Boolean).join("/")}</Name>,
   },
   { head: "Quota", cell: (c) => bytes(c.bytes), class: "number" },
-  { head: "Programs may", cell: (c) => c.removing ? "not use it any more" : c.read_only ? "read" : "read and change" },
+  { head: "Access", cell: (c) => c.removing ? "being removed" : c.read_only ? "read only" : "read and write" },
   { head: "Tested", cell: (c) => <Time at={c.tested_at} /> },
-  { head: "Changed", cell: (c) => <Time at={c.updated_at} /> },
+  { head: "Updated", cell: (c) => <Time at={c.updated_at} /> },
   { head: "Organisation", cell: (c) => c.org },
   { head: "Description", cell: (c) => <Name>{c.description}</Name> },
 ];
@@ -45,7 +45,7 @@ function Connections() {
   return (
     <>
       <div class="filters">
-        <Opener label="Create a connection" primary>
+        <Opener label="Create connection" primary>
           {(close) => (
             <Form
               schema="ConnectionRequest"
@@ -67,7 +67,7 @@ function Connections() {
         hrefOf={(c) => link(path("storage", c.slug), { org: c.org === org ? "" : c.org })}
         empty={
           <Empty command="bullpen connection create work --kind volume --bytes 1GiB">
-            Programs see buckets, directories and volumes below /data. Create a connection here, or:
+            No storage connections. Programs see buckets, directories and volumes under /data. Create one here, or:
           </Empty>
         } />
     </>
@@ -75,6 +75,6 @@ function Connections() {
 }
 
 export const pages: Page[] = [
-  { path: "/storage", title: "Storage", view: Connections, nav: { group: "Storage" }, scope: "admin" },
+  { path: "/storage", title: "Storage connections", view: Connections, nav: { group: "Storage" }, scope: "admin" },
   { path: "/storage/:slug", title: "Storage connection", view: Storage, scope: "admin" },
 ];

@@ -11,7 +11,7 @@ const columns: Column<Listed>[] = [
   { head: "Version", cell: (t) => t.version, class: "number" },
   { head: "Size", cell: (t) => bytes(t.bytes), class: "number" },
   { head: "Files", cell: (t) => count(t.files), class: "number" },
-  { head: "Used", cell: (t) => <Time at={t.used_at} /> },
+  { head: "Last used", cell: (t) => <Time at={t.used_at} /> },
   { head: "Created", cell: (t) => <Time at={t.created_at} /> },
   { head: "Held by", cell: (t) => <Execution id={t.holder} /> },
 ];
@@ -27,7 +27,7 @@ function Threads() {
       hrefOf={(t) => link(path("threads", t.id))}
       empty={
         <Empty command="echo 'date >> visits' | bullpen run --thread notebook-1 -l bash -">
-          A thread is a home directory that outlives executions. The first execution that names it makes it:
+          No threads yet. A thread is a home directory that outlives executions. The first execution creates it:
         </Empty>
       } />
   );

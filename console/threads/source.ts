@@ -1,11 +1,11 @@
-// Files of threads and volumes, by the routes that both have.
+// The files of threads and volumes.
 import { address, call, send, sendJSON, signedURL } from "../api/client.ts";
 import type { FileListRequest } from "../api/schema.ts";
 import type { Source } from "../ui/files.tsx";
 
 const largeFile = 64 << 20; // bytes from which on a file is uploaded in parts
 
-// stored returns the files of a thread or a volume: the newest ones, or those of a version, which do not change.
+// stored returns the files of a thread or a volume: the newest, or those of a version, which never change.
 export function stored(
   source: FileListRequest["source"],
   id: string,
@@ -29,7 +29,7 @@ export function stored(
     ...files,
     upload: async (path, file, progress) => {
       const body = { source, id, path, content_length: file.size };
-      // Slices have no media type, which the URL would have to be made for.
+      // A slice has no media type: with one, the signed URL would have to name it.
       if (file.size < largeFile) {
         return send("PUT", signedURL((await call("fileUploadURL", { body })).url), { body: file.slice(0) });
       }
@@ -48,5 +48,5 @@ export function stored(
   };
 }
 
-// archive returns the address of a version as a tar.
+// archive returns the address of a tar of a version.
 export const archive = (id: string, version?: number) => address("archiveThread", { id, version }).href;

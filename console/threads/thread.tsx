@@ -24,7 +24,7 @@ export function Thread({ args: { id } }: { args: Record<string, string> }) {
         <code>
           <Name>{id}</Name>
         </code>
-        {mayFiles && <a class="button" href={archive(id, number)} download={`${id}.tar`}>Download as a tar</a>}
+        {mayFiles && <a class="button" href={archive(id, number)} download={`${id}.tar`}>Download tar</a>}
         {mayFiles && (
           <Opener label="Fork">
             {(close) => (
@@ -61,7 +61,7 @@ export function Thread({ args: { id } }: { args: Record<string, string> }) {
         ]} />
       {t.staged.length > 0 && !number && (
         <p class="faint">
-          In no version yet, for the next execution: {t.staged.slice(0, 20).map((f, i) => (
+          Waiting for the next execution: {t.staged.slice(0, 20).map((f, i) => (
             <span key={f.path}>
               {i > 0 && ", "}
               <FileName of={f.path} />
@@ -79,8 +79,8 @@ export function Thread({ args: { id } }: { args: Record<string, string> }) {
             </>
           )],
           ["Versions", () => <Versions of={t.versions} mayFiles={mayFiles} />],
-          mayFiles && ["Difference", () => <Difference source="thread" id={id} versions={t.versions} />],
-          ["Executions", () => <ExecutionTable filter={{ thread_id: id }} empty="No execution of it is kept." />],
+          mayFiles && ["Compare", () => <Difference source="thread" id={id} versions={t.versions} />],
+          ["Executions", () => <ExecutionTable filter={{ thread_id: id }} empty="No executions." />],
         ]} />
     </>
   );

@@ -7,7 +7,7 @@ import { Diff } from "../ui/diff.tsx";
 import { type Column, Table } from "../ui/table.tsx";
 import { bytes, count, Empty, Failure, Time } from "../ui/text.tsx";
 
-const none = <Empty>There is no version yet: an execution makes one.</Empty>;
+const none = <Empty>No versions yet. The next execution creates one.</Empty>;
 
 // Execution links to an execution.
 export function Execution({ id }: { id: string | null }) {
@@ -27,7 +27,7 @@ export function Versions({ of, mayFiles }: { of: ThreadVersion[]; mayFiles: bool
   if (mayFiles) {
     columns.push({
       head: "Changes",
-      cell: (v) => <a href={link(at, { tab: "Difference", from: v.number - 1, to: v.number })}>what it changed</a>,
+      cell: (v) => <a href={link(at, { tab: "Compare", from: v.number - 1, to: v.number })}>Show changes</a>,
     });
   }
   return (
@@ -55,7 +55,7 @@ export function VersionChoice({ of }: { of: ThreadVersion[] }) {
   );
 }
 
-// Difference compares two versions. They are in the page's address, and a directory or a file that is looked at.
+// Difference compares two versions, or a directory or file of them. The page's address names all three.
 export function Difference({ source, id, versions }: {
   source: FileCompareRequest["source"];
   id: string;
@@ -89,7 +89,7 @@ export function Difference({ source, id, versions }: {
     <>
       <div class="actions">
         {choice("From version", String(first), setFrom, "0", "none")}
-        {choice("to", to, setTo, "", "now")}
+        {choice("to", to, setTo, "", "newest")}
         {below && <button onClick={() => setBelow("")}>All files</button>}
         {below && <FileName of={below} />}
       </div>
@@ -102,16 +102,16 @@ export function Difference({ source, id, versions }: {
           list={{ value: value.changes, loading: false }}
           keyOf={(c) => c.path}
           hrefOf={(c) => link(at.path, { ...Object.fromEntries(at.query), below: c.path })}
-          empty={<Empty>Nothing differs.</Empty>} />
+          empty={<Empty>No differences.</Empty>} />
       )}
       {diff?.text && <Diff of={diff.text} />}
       {diff && !diff.text && (
         <Empty>
           {diff.kind === "binary"
-            ? "The content differs, and is no text."
+            ? "Binary content differs."
             : diff.kind === "too_large"
             ? "The file is too large to compare."
-            : "The text does not differ."}
+            : "The text is the same."}
         </Empty>
       )}
     </>

@@ -1,4 +1,4 @@
-// Buttons that do something, dialogs, and the messages about what was done.
+// Action buttons, dialogs and messages about their outcome.
 import type { ComponentChildren } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { asError } from "../app/live.ts";
@@ -111,7 +111,7 @@ export function Opener({ label, title, children, primary }: {
   );
 }
 
-// useSubmit returns what a form needs to send something once and to show its error.
+// useSubmit returns the state of a form: submit sends a value, busy disables its button, failure shows its error.
 export function useSubmit<T>(send: (value: T) => Promise<unknown>) {
   const [busy, setBusy] = useState(false);
   const [error, setError] = useState<ApiError>();
@@ -129,7 +129,7 @@ export function useSubmit<T>(send: (value: T) => Promise<unknown>) {
   return { busy, submit, failure: <Failure of={error} /> };
 }
 
-// Secret shows a value that the server sends only once.
+// Secret shows a value that the server returns only once.
 export function Secret({ label, value }: { label: string; value: string }) {
   return (
     <div class="secret">

@@ -1,4 +1,4 @@
-// Text of terminals: colours and line ends become spans, everything else that a terminal would carry out is dropped.
+// Terminal output as spans. Colours and fonts are kept, all other control sequences are dropped.
 import { visible } from "./text.tsx";
 
 export interface Style {
@@ -21,7 +21,7 @@ const palette = (n: number): string => {
   return `rgb(${grey} ${grey} ${grey})`;
 };
 
-const maxEscape = 4096; // characters of an escape sequence without an end, after which it is text
+const maxEscape = 4096; // characters of an unfinished escape sequence, after which it counts as text
 
 // Terminal turns pieces of output into spans. A piece may end within an escape sequence.
 export class Terminal {
@@ -51,7 +51,7 @@ export class Terminal {
     return spans;
   }
 
-  // escape carries out the sequence at i. It returns where the sequence ends, or -1 if the text ends before.
+  // escape interprets the sequence at i. It returns the index after the sequence, or -1 if the sequence is unfinished.
   private escape(text: string, i: number): number {
     const kind = text[i + 1];
     if (kind === undefined) return -1;
@@ -76,7 +76,7 @@ export class Terminal {
     return i + 2;
   }
 
-  // select sets colours and fonts.
+  // select sets colours and fonts from the codes of a sequence.
   private select(codes: string) {
     const list = codes.split(/[;:]/).map(Number);
     for (let i = 0; i < list.length; i++) {

@@ -1,4 +1,4 @@
-// Charts of a few series over time or categories, as SVG, with the same figures as a table for screen readers.
+// SVG charts of a few series, with the same figures as a table on request.
 import { useEffect, useRef, useState } from "preact/hooks";
 import { bytes, count, duration, Name } from "./text.tsx";
 
@@ -43,7 +43,9 @@ export function Chart({ title, labels, series, kind = "bars", format = String }:
             </span>
           ))
         )}
-        <button class="quiet" aria-expanded={table} onClick={() => setTable(!table)}>figures</button>
+        <button class="quiet" aria-expanded={table} onClick={() => setTable(!table)}>
+          Figures
+        </button>
       </figcaption>
       <svg ref={at} height={height + 8} role="img" aria-label={`${title}: highest ${format(Math.max(0, ...values))}`}>
         {[0, top / 2, top].map((v) => (
@@ -159,7 +161,7 @@ export interface Part {
   class: string; // of a series: s0 to s5, or rest
 }
 
-// Parts shows what a whole consists of as one bar, with the figures below unless it is small.
+// Parts shows the parts of a whole as one bar, with the figures below unless it is small.
 export function Parts({ label, of, small }: { label: string; of: Part[]; small?: boolean }) {
   const total = of.reduce((sum, p) => sum + p.value, 0);
   const shown = of.filter((p) => p.value > 0);
@@ -193,7 +195,7 @@ export interface Span {
   href?: string;
 }
 
-// Waterfall shows periods on one axis of time.
+// Waterfall shows periods of time on one axis.
 export function Waterfall({ steps, label = "Steps" }: { steps: Span[]; label?: string }) {
   const end = Math.max(...steps.map((s) => s.after_ms + s.duration_ms), 0.001);
   return (

@@ -2,9 +2,9 @@ import { visible } from "./text.tsx";
 
 const classes: Record<string, string> = { "+": "added", "-": "removed", "@": "hunk" };
 
-const maxColoured = 10_000; // lines with a colour; a page with very many does not answer
+const maxColoured = 10_000; // lines with a colour; very many would block the page
 
-// Diff shows a difference in the unified format.
+// Diff shows a unified diff.
 export function Diff({ of }: { of: string }) {
   const lines = of.replace(/\r?\n$/, "").split(/\r?\n/);
   const rest = lines.splice(maxColoured);
@@ -18,16 +18,16 @@ export function Diff({ of }: { of: string }) {
   );
 }
 
-const maxCells = 4_000_000; // of the table of a comparison, beyond which texts count as different as a whole
+const maxCells = 4_000_000; // limit of the comparison's table, beyond which whole texts count as different
 
-// Difference shows which lines of before are not in after, and the other way round.
+// Difference shows the lines that differ between two texts.
 export function Difference({ before, after }: { before: string; after: string }) {
   return <Diff of={compare(lines(before), lines(after)).map(([sign, line]) => sign + line).join("\n")} />;
 }
 
 const lines = (text: string) => text ? text.split("\n") : [];
 
-// compare returns the lines of both texts with the signs -, + and blank, by their longest common subsequence.
+// compare returns the lines of both texts with the signs -, + and blank. It finds the longest common subsequence.
 export function compare(a: string[], b: string[]): Array<["-" | "+" | " ", string]> {
   if (a.length * b.length > maxCells) {
     return [...a.map((l): ["-", string] => ["-", l]), ...b.map((l): ["+", string] => ["+", l])];

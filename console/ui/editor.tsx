@@ -1,4 +1,4 @@
-// An editor for programs. It is loaded when it is first needed; until then, and if that fails, a text field does.
+// An editor for programs. It is loaded on first use. Until then, and if loading fails, a text field takes its place.
 import { useEffect, useRef, useState } from "preact/hooks";
 
 export function Editor({ label, language, value, onInput }: {

@@ -15,7 +15,7 @@ export interface Entry {
   modified?: string;
 }
 
-// Source is where files are. What is absent is not possible.
+// Source is a place of files. Absent methods are not supported.
 export interface Source {
   key: string; // differs for different files
   kinds?: string[]; // of changes after which lists are read again
@@ -30,14 +30,14 @@ export interface Source {
   remove?(path: string, directory: boolean): Promise<unknown>;
 }
 
-// FileName shows a line break in a name as what it is.
+// FileName escapes line breaks and tabs in a name.
 export const FileName = ({ of }: { of: string }) => <Name>{of.replaceAll("\n", "\\n").replaceAll("\t", "\\t")}</Name>;
 
 const join = (dir: string, name: string) => dir === "" ? name : dir.replace(/\/$/, "") + "/" + name;
 const nameOf = (path: string) => path.slice(path.lastIndexOf("/") + 1);
 const parentOf = (path: string) => path.slice(0, Math.max(path.lastIndexOf("/"), path.startsWith("/") ? 1 : 0));
 
-// Files shows what is at the path that the page's address has.
+// Files shows the file or directory that the parameter path of the page's address names.
 export function Files({ of }: { of: Source }) {
   const at = useLocation();
   const path = at.query.get("path") || of.start;
@@ -54,7 +54,7 @@ export function Files({ of }: { of: Source }) {
       try {
         setState(`uploading ${f.name}`);
         await of.upload!(join(path, f.name), f, (progress) => setState(`uploading ${f.name}: ${progress}`));
-        notify(`${f.name} is uploaded.`);
+        notify(`Uploaded ${f.name}.`);
       } catch (e) {
         notify(`${f.name}: ${asError(e).message}`, true);
       }
@@ -84,17 +84,15 @@ export function Files({ of }: { of: Source }) {
           </span>
         )}
       </div>
-      {file
-        ? <Content source={of} file={file} renamed={(to) => go(to)} removed={() => go(parentOf(path) || of.start)} />
-        : (
-          <Table
-            label="Files"
-            columns={columns(of, reload)}
-            keyOf={(f) => f.path}
-            hrefOf={(f) => to(f.path)}
-            list={{ value: sorted, error, loading }}
-            empty={<Empty>Nothing is here.</Empty>} />
-        )}
+      {file ? <Content source={of} file={file} renamed={go} removed={() => go(parentOf(path) || of.start)} /> : (
+        <Table
+          label="Files"
+          columns={columns(of, reload)}
+          keyOf={(f) => f.path}
+          hrefOf={(f) => to(f.path)}
+          list={{ value: sorted, error, loading }}
+          empty={<Empty>This directory is empty.</Empty>} />
+      )}
     </div>
   );
 }
@@ -109,7 +107,6 @@ function Crumbs({ source, path, to }: { source: Source; path: string; to: (path:
         <span key={i}>
           /{" "}
           <a
-            key={i}
             href={to(prefix + parts.slice(0, i + 1).join("/"))}
             aria-current={i === parts.length - 1 ? "page" : undefined}>
             <FileName of={name} />
@@ -212,17 +209,18 @@ function Content({ source, file, renamed, removed }: {
   return (
     <>
       <Facts
-        of={[["Size", bytes(file.size)], ["Modified", <Time at={file.modified} />], [
-          "Type",
-          file.type === "file" ? undefined : file.type,
-        ]]} />
+        of={[
+          ["Size", bytes(file.size)],
+          ["Modified", <Time at={file.modified} />],
+          ["Type", file.type === "file" ? undefined : file.type],
+        ]} />
       <div class="actions">
         {file.type === "file" && <Download source={source} path={file.path} />}
         {source.rename && <Rename source={source} path={file.path} done={renamed} />}
         {source.remove && <Remove source={source} file={file} done={removed} />}
         {frame && <button onClick={() => setFrame(undefined)}>Show as text</button>}
         {!frame && source.inline && rich.test(file.name) && (
-          <Action run={async () => setFrame(await source.inline!(file.path))}>Show as a page</Action>
+          <Action run={async () => setFrame(await source.inline!(file.path))}>Preview</Action>
         )}
       </div>
       {frame
@@ -233,7 +231,7 @@ function Content({ source, file, renamed, removed }: {
 }
 
 function Text({ source, file }: { source: Source; file: Entry }) {
-  const [text, setText] = useState<string | null>(); // null: it is no text
+  const [text, setText] = useState<string | null>(); // null: it is binary
   const [error, setError] = useState<ApiError>();
   useEffect(() => {
     const stop = new AbortController();
@@ -249,7 +247,7 @@ function Text({ source, file }: { source: Source; file: Entry }) {
   }, [source.key, file.path, file.modified, file.size]);
   if (error) return <Failure of={error} />;
   if (text === undefined) return <p class="faint" aria-busy="true">Loading …</p>;
-  if (text === null) return <p class="faint">This is no text: download it.</p>;
+  if (text === null) return <p class="faint">This is a binary file. Download it to open it.</p>;
   if (text === "") return <p class="faint">The file is empty.</p>;
   return (
     <>

@@ -1,5 +1,5 @@
-// Forms made from the schemas of the OpenAPI document: a field for each property, with its description, so that a new
-// property of the API needs nothing here.
+// Forms generated from the schemas of the OpenAPI document: a field for each property, with its description. A new
+// property of the API needs no change here.
 import type { ComponentChildren } from "preact";
 import { useEffect, useId, useState } from "preact/hooks";
 import { base, sendJSON } from "../api/client.ts";
@@ -133,7 +133,7 @@ function Fields({ all, schema, value, set, fields, hidden, code }: FieldsProps) 
   );
 }
 
-// resolve returns the schema behind references and "or null".
+// resolve follows references, and returns the other schema of a nullable one.
 function resolve(schema: Schema | undefined, all: Record<string, Schema>): Schema {
   if (!schema) return {};
   const other = schema.$ref
@@ -301,13 +301,13 @@ function JSONField({ value, set, ...rest }: { value: unknown; set: (v: unknown) 
           set(e.currentTarget.value ? JSON.parse(e.currentTarget.value) : undefined);
           e.currentTarget.setCustomValidity("");
         } catch {
-          e.currentTarget.setCustomValidity("This is not JSON.");
+          e.currentTarget.setCustomValidity("This is not valid JSON.");
         }
       }} />
   );
 }
 
-// pruned leaves out what is empty.
+// pruned returns value without empty properties.
 function pruned(value: Value): Value {
   const kept: Value = {};
   for (const [name, v] of Object.entries(value)) {
@@ -319,7 +319,7 @@ function pruned(value: Value): Value {
   return kept;
 }
 
-// TimeField is a filter by a time, which it sets in the form of the API.
+// TimeField is a filter by time. It passes set an RFC 3339 time.
 export function TimeField(
   { name, value, set }: { name: string; value: string | null | undefined; set: (name: string, value: string) => void },
 ) {
@@ -335,7 +335,7 @@ export function TimeField(
   );
 }
 
-// localInput returns a time as a field for local times has it.
+// localInput returns a time as the value of a datetime-local field.
 function localInput(at: string | null | undefined): string {
   if (!at || isNaN(Date.parse(at))) return "";
   const time = new Date(at);

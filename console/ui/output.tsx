@@ -15,9 +15,9 @@ export interface Piece {
 }
 
 const maxShown = 1 << 20; // characters of output that the page shows; the newest
-const least = 32; // characters as which each piece and each change of colour counts: it costs as much as a long text
+const minLength = 32; // characters that each piece and each change of colour counts as, for its cost in the page
 
-// OutputLog keeps the end of an output, and calls draw once in a frame in which there is more.
+// OutputLog keeps the end of an output, and calls draw at most once per frame.
 export class OutputLog {
   readonly pieces: Piece[] = [];
   cut = false; // whether older pieces are gone
@@ -28,12 +28,12 @@ export class OutputLog {
 
   constructor(private readonly draw: () => void) {}
 
-  // add adds output. Pieces of one source continue its lines and colours.
+  // add adds output. A piece continues the colours of its source.
   add(stream: Piece["stream"], text: string, source: string = stream) {
     const terminal = this.terminals.get(source) ?? new Terminal();
     this.terminals.set(source, terminal);
     const spans = terminal.write(text);
-    const length = Math.max(text.length, least * (1 + spans.length));
+    const length = Math.max(text.length, minLength * (1 + spans.length));
     this.pieces.push({ key: this.added++, stream, spans, length });
     this.length += length;
     let gone = 0;
@@ -54,7 +54,7 @@ export class OutputLog {
   close = () => cancelAnimationFrame(this.frame);
 }
 
-// useLog collects output and shows it. It begins anew when deps change.
+// useLog returns a log of output, and a new one when deps change.
 export function useLog(deps: unknown[]) {
   const [, draw] = useState(0);
   const log = useMemo(() => new OutputLog(() => draw((n) => n + 1)), deps);
@@ -62,7 +62,7 @@ export function useLog(deps: unknown[]) {
   return log;
 }
 
-// Output follows the events of an execution. It calls onResult with the last one.
+// Output follows the events of an execution. It calls onResult with the result.
 export function Output({ id, onResult }: { id: string; onResult?: (e: ResultEvent) => void }) {
   const [state, setState] = useState<StreamState>("connecting");
   const [error, setError] = useState<ApiError>();
@@ -82,7 +82,7 @@ export function Output({ id, onResult }: { id: string; onResult?: (e: ResultEven
           log.add(e.stream, e.data);
         } else if (event.type === "keepalive") {
           const missing = (event as { missing?: { first: number; last: number } }).missing;
-          if (missing) log.add("gap", "… output is missing here …\n");
+          if (missing) log.add("gap", "… output missing …\n");
         } else if (event.type === "result") {
           onResult?.(event as ResultEvent);
           return "end";
@@ -115,7 +115,7 @@ export function StreamSign({ state }: { state: StreamState }) {
   const words = {
     connecting: "connecting",
     live: "live",
-    stale: "connection lost, trying again",
+    stale: "connection lost, retrying",
     ended: "ended",
     failed: "failed",
   };
@@ -123,7 +123,7 @@ export function StreamSign({ state }: { state: StreamState }) {
   return <span class={"status " + tone[state]} role="status">{words[state]}</span>;
 }
 
-// useEnd returns the properties of a box that keeps its end in view until the reader scrolls up.
+// useEnd returns the properties of a box that scrolls to its end until the reader scrolls up.
 export function useEnd<T extends HTMLElement>() {
   const ref = useRef<T>(null);
   const atEnd = useRef(true);
@@ -140,13 +140,13 @@ export function useEnd<T extends HTMLElement>() {
 export function Log({ pieces, ended }: { pieces: Piece[]; ended: boolean }) {
   return (
     <pre class="log" {...useEnd<HTMLPreElement>()} tabIndex={0} role="log" aria-live="off" aria-label="Output">
-      {pieces.length === 0 && <span class="faint">{ended ? "It printed nothing." : "Nothing yet."}</span>}
+      {pieces.length === 0 && <span class="faint">{ended ? "No output." : "No output yet."}</span>}
       {pieces.map((p) => <span key={p.key} class={p.stream}><Spans of={p.spans} /></span>)}
     </pre>
   );
 }
 
-// Spans shows text of a terminal.
+// Spans shows terminal output.
 export function Spans({ of }: { of: Span[] }) {
   return (
     <>

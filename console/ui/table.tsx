@@ -10,11 +10,11 @@ export interface Column<T> {
 }
 
 const rowHeight = 34; // as in style.css
-const beyond = 12; // rows that are drawn above and below the visible ones
-const fewRows = 60; // up to which all are drawn
+const overscan = 12; // rows that are rendered above and below the visible ones
+const fewRows = 60; // lists of up to this many rows are rendered whole
 
-// Table shows rows. Of long lists only the visible rows are in the page; the next page of the list is read when the end
-// comes into view.
+// Table shows rows. It renders only the visible rows of a long list, and reads the next page when its end comes into
+// view.
 export function Table<T>({ label, columns, list, keyOf, empty, hrefOf }: {
   label: string;
   columns: Column<T>[];
@@ -36,8 +36,8 @@ export function Table<T>({ label, columns, list, keyOf, empty, hrefOf }: {
     return () => at.removeEventListener("scroll", measure);
   }, [total > 0]);
   const whole = total <= fewRows;
-  const from = whole ? 0 : Math.max(0, Math.floor(view.top / rowHeight) - beyond);
-  const to = whole ? total : Math.min(total, Math.ceil((view.top + view.height) / rowHeight) + beyond);
+  const from = whole ? 0 : Math.max(0, Math.floor(view.top / rowHeight) - overscan);
+  const to = whole ? total : Math.min(total, Math.ceil((view.top + view.height) / rowHeight) + overscan);
   const atEnd = to === total && view.top > 0;
   useEffect(() => {
     if (atEnd && list.more) list.more();
@@ -66,14 +66,14 @@ export function Table<T>({ label, columns, list, keyOf, empty, hrefOf }: {
               {to < total && <Space rows={total - to} columns={columns.length} />}
             </tbody>
           </table>
-          {list.more && <button class="more" onClick={list.more}>More</button>}
+          {list.more && <button class="more" onClick={list.more}>Load more</button>}
         </div>
       )}
     </>
   );
 }
 
-// Space stands for rows that are not drawn.
+// Space takes the place of rows that are not rendered.
 function Space({ rows, columns }: { rows: number; columns: number }) {
   return (
     <tr aria-hidden="true" class="space">

@@ -4,9 +4,8 @@ import { createContext } from "preact";
 import { useContext } from "preact/hooks";
 import type { ApiError } from "../api/client.ts";
 
-// visible replaces characters that would change the order or the look of the text around them, or that nobody sees:
-// controls, those that set the direction of writing, fillers and tags. Names and output come from programs that nobody
-// trusts.
+// visible escapes characters that are invisible or change the text around them: controls, bidirectional formatting,
+// fillers and tags. Names and output come from untrusted programs.
 export function visible(text: string): string {
   return text.replace(hidden, (c) => `\\u${c.codePointAt(0)!.toString(16).padStart(4, "0")}`);
 }
@@ -18,7 +17,7 @@ const hidden = new RegExp(
   "gu",
 );
 
-// Name shows a name that anyone may have chosen.
+// Name shows untrusted text in a line.
 export function Name({ children }: { children: string | null | undefined }) {
   return <bdi>{visible(children ?? "")}</bdi>;
 }
@@ -33,7 +32,7 @@ export function formatTime(at: string | number | Date, zone: "local" | "utc"): s
     `${two(time.getHours())}:${two(time.getMinutes())}:${two(time.getSeconds())}`;
 }
 
-// Time shows a time in the zone that the reader has chosen, and in the other one on hover.
+// Time shows a time in the zone of the reader's choice, and in the other on hover.
 export function Time({ at }: { at: string | null | undefined }) {
   const zone = useContext(Zone);
   if (!at) return <span class="faint">–</span>;
@@ -97,12 +96,12 @@ const tones: Record<string, string> = {
   draining: "wait",
 };
 
-// Status shows a state by its word and, in addition, a colour.
+// Status shows a status as a word and a coloured sign.
 export function Status({ of }: { of: string | null | undefined }) {
   return of ? <span class={"status " + (tones[of] ?? "")}>{of}</span> : <span class="faint">–</span>;
 }
 
-// Facts is a list of names and values. Values that are undefined are left out.
+// Facts lists names and values. It omits undefined values.
 export function Facts({ of }: { of: Array<[name: string, value: ComponentChildren]> }) {
   return (
     <dl class="facts">
@@ -115,6 +114,7 @@ export function Facts({ of }: { of: Array<[name: string, value: ComponentChildre
     </dl>
   );
 }
+
 // Problem shows what is wrong with an object, if anything is.
 export function Problem({ of }: { of: string | null | undefined }) {
   if (!of) return null;
@@ -126,7 +126,6 @@ export function Problem({ of }: { of: string | null | undefined }) {
 }
 
 // Failure shows the error of a request.
-
 export function Failure({ of }: { of?: ApiError }) {
   return of
     ? (
@@ -137,7 +136,7 @@ export function Failure({ of }: { of?: ApiError }) {
     : null;
 }
 
-// Empty says that there is nothing, and which command would make something.
+// Empty is the empty state of a list, with a command that creates an object.
 export function Empty({ children, command }: { children: ComponentChildren; command?: string }) {
   return (
     <div class="empty">

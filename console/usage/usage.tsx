@@ -26,16 +26,16 @@ const colours: Record<typeof outcomes[number], number> = {
 
 const metrics: Array<{ title: string; value: Value; format: (n: number) => string }> = [
   { title: "CPU time", value: (r) => r.cpu_seconds, format: cpu },
-  { title: "Memory × time", value: (r) => r.memory_mib_seconds / 1024, format: memory },
-  { title: "Live sandboxes, running time", value: (r) => r.sandbox_seconds, format: cpu },
+  { title: "Memory", value: (r) => r.memory_mib_seconds / 1024, format: memory },
+  { title: "Live sandboxes", value: (r) => r.sandbox_seconds, format: cpu },
   { title: "Output", value: (r) => r.output_bytes, format: bytes },
-  { title: "Sent through the network", value: (r) => r.bytes_out, format: bytes },
+  { title: "Network, sent", value: (r) => r.bytes_out, format: bytes },
   { title: "Stored", value: (r) => r.stored_byte_days, format: bytes },
   { title: "Webhook attempts", value: (r) => r.webhook_attempts, format: compact },
-  { title: "Turns of agent sessions", value: (r) => r.agent_turns, format: compact },
+  { title: "Agent turns", value: (r) => r.agent_turns, format: compact },
 ];
 
-const groups = { "": "all together", key: "by key", language: "by language", org: "by organisation" };
+const groups = { "": "nothing", key: "key", language: "language", org: "organisation" };
 
 // everyOrg is the parameter org of the page for all organisations; no organisation has this name.
 const everyOrg = "*";
@@ -67,7 +67,7 @@ export function Usage() {
           <input type="date" value={to || value?.to} min={from} onChange={(e) => setTo(e.currentTarget.value)} />
         </label>
         <label>
-          rows<br />
+          group by<br />
           <select value={group} onChange={(e) => setGroup(e.currentTarget.value)}>
             {Object.entries(groups).map(([name, label]) =>
               (name !== "org" || org === everyOrg) && <option key={name} value={name}>{label}</option>
@@ -137,7 +137,7 @@ function Charts({ report, group }: { report: Report; group: string }) {
     return (
       <>
         <Quotas of={report.quotas} />
-        <Empty command="echo 'print(6 * 7)' | bullpen run -">Nothing was used on these days.</Empty>
+        <Empty command="echo 'print(6 * 7)' | bullpen run -">No usage in this period.</Empty>
       </>
     );
   }
@@ -151,7 +151,7 @@ function Charts({ report, group }: { report: Report; group: string }) {
         {tile(count(total), "executions")}
         {tile(
           total ? `${((1 - sum(report.rows, (r) => r.executions.success) / total) * 100).toFixed(1)} %` : "–",
-          "without success",
+          "did not succeed",
         )}
         {used.filter((m) => m.title !== "Stored").map((m) => tile(m.format(sum(report.rows, m.value)), m.title))}
       </div>
@@ -189,15 +189,15 @@ function Quotas({ of }: { of: QuotaUse[] }) {
               limit={q.hard ?? q.soft}
               format={format}
               remark={q.soft !== null && q.hard !== null
-                ? `warning from ${format(q.soft)}`
+                ? `warning at ${format(q.soft)}`
                 : q.hard === null
-                ? "then a warning"
+                ? "a warning only"
                 : undefined} />
           );
         })}
       </div>
       <p class="help">
-        The use of time begins anew at <Time at={of[0].ends} />.
+        Quotas on time reset at <Time at={of[0].ends} />.
       </p>
     </Section>
   );
@@ -209,7 +209,7 @@ const sum = (rows: UsageRow[], value: Value) => rows.reduce((n, r) => n + value(
 
 const groupOf = (r: UsageRow, group: string) => r[group as "key" | "language" | "org"] ?? "–";
 
-// partsOf returns the rows of the groups with the most executions, and of all others together.
+// partsOf returns the rows of the groups with the most executions, and the rest as one group.
 function partsOf(rows: UsageRow[], group: string): Array<{ name: string; rows: UsageRow[] }> {
   const parts = groupsOf(rows, group);
   const rest = parts.slice(5).flatMap((p) => p.rows);
@@ -226,8 +226,8 @@ function groupsOf(rows: UsageRow[], group: string): Array<{ name: string; rows: 
 // Groups is the table of the groups' totals.
 function Groups({ rows, group }: { rows: UsageRow[]; group: string }) {
   const columns: Column<{ name: string; rows: UsageRow[] }>[] = [
-    { head: group, cell: (g) => <Name>{g.name}</Name> },
-    { head: "executions", cell: (g) => count(sum(g.rows, (r) => r.executions.total)), class: "number" },
+    { head: "Group", cell: (g) => <Name>{g.name}</Name> },
+    { head: "Executions", cell: (g) => count(sum(g.rows, (r) => r.executions.total)), class: "number" },
     ...outcomes.map((o) => ({
       head: o,
       cell: (g: { rows: UsageRow[] }) => count(sum(g.rows, (r) => r.executions[o])),
@@ -238,7 +238,7 @@ function Groups({ rows, group }: { rows: UsageRow[]; group: string }) {
     { head: "Output", cell: (g) => bytes(sum(g.rows, (r) => r.output_bytes)), class: "number" },
   ];
   return (
-    <Section title={groups[group as keyof typeof groups]}>
+    <Section title={`By ${groups[group as keyof typeof groups]}`}>
       <Table
         label="Usage"
         columns={columns}
@@ -249,7 +249,7 @@ function Groups({ rows, group }: { rows: UsageRow[]; group: string }) {
   );
 }
 
-// daysOf returns the days of a report.
+// daysOf returns the days that a report covers.
 function daysOf({ from, to }: Report): string[] {
   const days: string[] = [];
   for (let at = Date.parse(from); at <= Date.parse(to); at += 86_400_000) {

@@ -6,7 +6,7 @@ import { useMay } from "../app/session.ts";
 import { Action } from "../ui/action.tsx";
 import { duration, Facts, Failure, Name, Section, Status, Time } from "../ui/text.tsx";
 
-// Delivery shows the webhook of an execution: its attempts, with what was sent and answered.
+// Delivery shows the webhook of an execution with the request and the response of each attempt.
 export function Delivery({ id }: { id: string }) {
   const delivery = useLive((signal) => call("getDelivery", { id }, signal), [id], "executions");
   const { value: d, error, reload } = delivery;
@@ -16,7 +16,7 @@ export function Delivery({ id }: { id: string }) {
     <Section
       title="Webhook"
       actions={mayExecute && d && d.status !== "pending" && (
-        <Action run={() => call("replayDelivery", { id }).then(reload)} done="The webhook is sent again.">
+        <Action run={() => call("replayDelivery", { id }).then(reload)} done="The webhook is being sent again.">
           Replay
         </Action>
       )}>
@@ -26,9 +26,9 @@ export function Delivery({ id }: { id: string }) {
           of={[
             ["URL", <Name>{d.url}</Name>],
             ["Status", <Status of={d.status} />],
-            ["Id", <code>{d.webhook_id}</code>],
+            ["ID", <code>{d.webhook_id}</code>],
             ["Attempts", d.attempts_made],
-            ["Next", d.next_at ? <Time at={d.next_at} /> : undefined],
+            ["Next attempt", d.next_at ? <Time at={d.next_at} /> : undefined],
             ["Reason", d.reason ?? undefined],
           ]} />
       )}
@@ -38,20 +38,20 @@ export function Delivery({ id }: { id: string }) {
   );
 }
 
-// Body shows what each attempt sends, when the reader asks for it.
+// Body shows on request the body that each attempt sends.
 function Body({ id }: { id: string }) {
   const [text, setText] = useState<string>();
   const read = async () => setText(await (await send("GET", address("getDeliveryBody", { id }))).text());
   return text === undefined
     ? (
       <div class="actions">
-        <Action run={read}>Show the body</Action>
+        <Action run={read}>Show body</Action>
       </div>
     )
-    : <Text label="The body of each attempt" of={text} />;
+    : <Text label="Body" of={text} />;
 }
 
-// Attempt shows what one attempt sent and what was answered.
+// Attempt shows the request and the response of one attempt.
 export function Attempt({ of: a, open }: { of: DeliveryAttempt; open?: boolean }) {
   return (
     <details open={open}>
@@ -61,7 +61,7 @@ export function Attempt({ of: a, open }: { of: DeliveryAttempt; open?: boolean }
       </summary>
       <Facts
         of={[
-          ["Address", a.remote_addr],
+          ["Remote address", a.remote_addr],
           ["Detail", a.detail ? <Name>{a.detail}</Name> : undefined],
           ["DNS", duration(a.timings.dns_ms)],
           ["Connect", duration(a.timings.connect_ms)],
@@ -69,8 +69,8 @@ export function Attempt({ of: a, open }: { of: DeliveryAttempt; open?: boolean }
           ["First byte", duration(a.timings.first_byte_ms)],
         ]} />
       <div class="columns">
-        {a.request && <Text label="Sent, before the body" of={headers(a.request)} />}
-        {a.response !== null && <Text label="Answer" of={a.response.replaceAll("\r\n", "\n")} />}
+        {a.request && <Text label="Request headers" of={headers(a.request)} />}
+        {a.response !== null && <Text label="Response" of={a.response.replaceAll("\r\n", "\n")} />}
       </div>
     </details>
   );

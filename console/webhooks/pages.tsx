@@ -42,13 +42,13 @@ function Endpoints() {
     },
   ];
   return (
-    <Section title="URLs at which webhooks fail">
+    <Section title="Failing endpoints">
       <Table
-        label="Failing URLs"
+        label="Failing endpoints"
         columns={columns}
         list={list}
         keyOf={(e) => e.url}
-        empty={<Empty command="bullpen webhook endpoints">Webhooks of the organisation fail nowhere.</Empty>} />
+        empty={<Empty command="bullpen webhook endpoints">No endpoint is failing.</Empty>} />
     </Section>
   );
 }
@@ -72,7 +72,7 @@ const columns: Column<ListedDelivery>[] = [
   { head: "Status", cell: (d) => <Status of={d.status} /> },
   { head: "URL", cell: (d) => <Name>{d.url}</Name> },
   { head: "Attempts", cell: (d) => d.attempts_made, class: "number" },
-  { head: "Last answer", cell: (d) => <Name>{String(d.last_status ?? d.last_error ?? "–")}</Name> },
+  { head: "Last response", cell: (d) => <Name>{String(d.last_status ?? d.last_error ?? "–")}</Name> },
   { head: "Last attempt", cell: (d) => <Time at={d.last_attempt_at} /> },
   { head: "Next attempt", cell: (d) => <Time at={d.next_at} /> },
   { head: "Reason", cell: (d) => <Name>{d.reason ?? "–"}</Name> },
@@ -103,20 +103,20 @@ function Deliveries() {
         {mayExecute && <ReplayFailed done={list.reload} />}
       </form>
       <Table
-        label="Deliveries of webhooks"
+        label="Deliveries"
         columns={columns}
         list={list}
         keyOf={(d) => d.webhook_id}
         empty={
           <Empty command="bullpen key webhook set https://ci.example.com/hooks/bullpen">
-            {status ? `No webhook is ${status}.` : "No webhook was sent yet."}
+            {status ? `No ${status} deliveries.` : "No deliveries yet."}
           </Empty>
         } />
     </Section>
   );
 }
 
-// ReplayFailed sends again what has failed since a time.
+// ReplayFailed replays the deliveries that have failed since a time.
 function ReplayFailed({ done: reload }: { done: () => void }) {
   const [since, setSince] = useState(() => new Date(Date.now() - 24 * 3600_000).toISOString());
   const [done, setDone] = useState<string>();
@@ -126,14 +126,14 @@ function ReplayFailed({ done: reload }: { done: () => void }) {
       const progress = await call("replayFailed", { since, after });
       replayed += progress.replayed;
       after = progress.next ?? undefined;
-      setDone(`${count(replayed)} sent again, ${count(progress.left)} left`);
+      setDone(`${count(replayed)} replayed, ${count(progress.left)} left`);
     } while (after);
     reload();
   };
   return (
     <>
       <TimeField name="failed since" value={since} set={(_, value) => value && setSince(value)} />
-      <Action run={run} confirm="Send all webhooks again that have failed since then?">Replay failed</Action>
+      <Action run={run} confirm="Replay all deliveries that have failed since then?">Replay failed</Action>
       <span role="status">{done}</span>
     </>
   );
@@ -143,7 +143,7 @@ function One({ args: { id } }: { args: Record<string, string> }) {
   return (
     <>
       <p>
-        Of the execution{" "}
+        Execution{" "}
         <a href={link(path("executions", id))}>
           <code>{id}</code>
         </a>

@@ -11,7 +11,7 @@ import { Attempt } from "./delivery.tsx";
 
 const absent = (error: ApiError | undefined) => error?.status === 404;
 
-// Settings shows those of the caller's key, or for administrators of the one with an id.
+// Settings shows the settings of the caller's key or, for administrators, of the key with an id.
 export function Settings({ of: key }: { of: string | undefined }) {
   const { value, error, reload } = useLive((signal) => call("getWebhook", { key }, signal), [key ?? ""]);
   const w = absent(error) ? undefined : value;
@@ -31,7 +31,7 @@ export function Settings({ of: key }: { of: string | undefined }) {
       title={`Settings of the key ${key ?? name}`}
       actions={mayChange && w && (
         <>
-          <Action run={() => call("testWebhook", { key }).then(setTested)} disabled={!w.url}>Send a test</Action>
+          <Action run={() => call("testWebhook", { key }).then(setTested)} disabled={!w.url}>Send test</Action>
           <Opener label="Edit" title="Edit the webhook settings">
             {(close) => (
               <Form
@@ -43,7 +43,7 @@ export function Settings({ of: key }: { of: string | undefined }) {
                   done(await call("patchWebhook", { key, body: body as WebhookRequest }), close)} />
             )}
           </Opener>
-          <Opener label="Rotate the secret">
+          <Opener label="Rotate secret">
             {(close) => (
               <Form
                 schema="WebhookRotation"
@@ -62,7 +62,7 @@ export function Settings({ of: key }: { of: string | undefined }) {
         </>
       )}>
       {!absent(error) && <Failure of={error} />}
-      {secret && <Secret label="The secret that signs webhooks." value={secret} />}
+      {secret && <Secret label="The signing secret of webhooks." value={secret} />}
       {absent(error) && (
         <>
           <Empty command="bullpen key webhook set https://ci.example.com/hooks/bullpen">
@@ -70,7 +70,7 @@ export function Settings({ of: key }: { of: string | undefined }) {
           </Empty>
           {mayChange && (
             <div class="actions">
-              <Opener label="Set a webhook" primary>{put}</Opener>
+              <Opener label="Set webhook" primary>{put}</Opener>
             </div>
           )}
         </>
@@ -79,11 +79,11 @@ export function Settings({ of: key }: { of: string | undefined }) {
         <Facts
           of={[
             ["URL", w.url ? <Name>{w.url}</Name> : "none"],
-            ["Attempts at most", w.max_attempts],
-            ["Waits between them", w.waits.map((s) => `${s} s`).join(", ")],
-            ["Timeout of one", `${w.timeout} s`],
-            ["Headers with the signature", <Name>{["Webhook-Signature", ...w.signature_headers].join(", ")}</Name>],
-            ["Secret", w.secret_hint ? <code>{w.secret_hint}</code> : "none: not signed"],
+            ["Maximum attempts", w.max_attempts],
+            ["Waits between attempts", w.waits.map((s) => `${s} s`).join(", ")],
+            ["Timeout per attempt", `${w.timeout} s`],
+            ["Signature headers", <Name>{["Webhook-Signature", ...w.signature_headers].join(", ")}</Name>],
+            ["Secret", w.secret_hint ? <code>{w.secret_hint}</code> : "none: webhooks are unsigned"],
             [
               "Previous secret",
               w.old_secret_until
@@ -94,11 +94,11 @@ export function Settings({ of: key }: { of: string | undefined }) {
                 )
                 : undefined,
             ],
-            ["Changed", <Time at={w.updated_at} />],
+            ["Updated", <Time at={w.updated_at} />],
           ]} />
       )}
       {tested && (
-        <Section title="The test">
+        <Section title="Test delivery">
           <Attempt of={tested} open />
         </Section>
       )}
