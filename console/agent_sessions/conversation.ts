@@ -56,17 +56,13 @@ export class Conversation {
       case "permission.requested":
       case "permission.resolved": {
         const permission = data as unknown as Permission;
-        const line = this.known.get("p" + permission.permission_id);
-        if (line?.kind === "permission") line.permission = permission;
-        else this.push(size, { kind: "permission", key: "p" + permission.permission_id, at: e.time, permission });
+        this.put(size, { kind: "permission", key: "p" + permission.permission_id, at: e.time, permission });
         break;
       }
       case "question.requested":
       case "question.resolved": {
         const question = data as unknown as Question;
-        const line = this.known.get("q" + question.question_id);
-        if (line?.kind === "question") line.question = question;
-        else this.push(size, { kind: "question", key: "q" + question.question_id, at: e.time, question });
+        this.put(size, { kind: "question", key: "q" + question.question_id, at: e.time, question });
         break;
       }
       case "error":
@@ -89,6 +85,13 @@ export class Conversation {
         ? l.permission.status === "requested"
         : l.kind === "question" && l.question.status === "requested"
     );
+  }
+
+  // put adds a line, or replaces the line with its key at the same place and time.
+  private put(size: number, line: Line) {
+    const old = this.known.get(line.key);
+    if (old) Object.assign(old, line, { at: old.at });
+    else this.push(size, line);
   }
 
   private push(size: number, line: Line) {
