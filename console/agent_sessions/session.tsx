@@ -267,7 +267,7 @@ function QuestionEntry({ of, at, reply }: { of: Question; at: string; reply?: Re
       <div class="text">{visible(of.prompt)}</div>
       {of.response !== null && <div class="text">{visible(of.response)}</div>}
       {pending && reply && (
-        <form class="actions" onSubmit={(e) => e.preventDefault()}>
+        <div class="actions">
           {of.options.map((option) => (
             <Action key={option} run={() => answer(option)}>
               <Name>{option}</Name>
@@ -280,7 +280,7 @@ function QuestionEntry({ of, at, reply }: { of: Question; at: string; reply?: Re
             onInput={(e) => setOther(e.currentTarget.value)} />
           <Action run={() => answer(other)} disabled={!other}>Answer</Action>
           <Action danger run={() => reply("questions", of.question_id, "reject")}>Reject</Action>
-        </form>
+        </div>
       )}
     </div>
   );
