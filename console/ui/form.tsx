@@ -1,12 +1,12 @@
 // Forms generated from the schemas of the OpenAPI document: a field for each property, with its description. A new
 // property of the API needs no change here.
 import type { ComponentChildren } from "preact";
-import { useEffect, useId, useState } from "preact/hooks";
+import { useContext, useEffect, useId, useState } from "preact/hooks";
 import { base, sendJSON } from "../api/client.ts";
 import { asError } from "../app/live.ts";
 import { useSubmit } from "./action.tsx";
 import { Editor } from "./editor.tsx";
-import { Failure } from "./text.tsx";
+import { Failure, Zone } from "./text.tsx";
 import type { ApiError } from "../api/client.ts";
 
 interface Schema {
@@ -81,7 +81,7 @@ export function Form(
       <Fields {...props} fields={after ? fields!.slice(0, fields!.indexOf(after) + 1) : fields} />
       {children?.(value)}
       {after && <Fields {...props} fields={fields!.slice(fields!.indexOf(after) + 1)} />}
-      {more && <MoreFields {...props} fields={more} />}
+      {!!more?.length && <MoreFields {...props} fields={more} />}
       {failure}
       <div class="actions">
         <button class="primary" type="submit" disabled={busy} aria-busy={busy}>{label}</button>
@@ -154,6 +154,7 @@ function Field({ name, all, schema, value, set, required, code }: {
   code?: string;
 }) {
   const id = useId();
+  const zone = useContext(Zone);
   const types = [schema.type ?? []].flat().filter((t) => t !== "null");
   const type = types.includes("string") ? "string" : types[0];
   const initial = schema.default === undefined || schema.default === "" ? "" : String(schema.default);
@@ -242,8 +243,8 @@ function Field({ name, all, schema, value, set, required, code }: {
       <input
         {...common}
         type="datetime-local"
-        value={localInput(value as string)}
-        onInput={(e) => set(fromLocal(e.currentTarget.value))} />
+        value={toInput(value as string, zone)}
+        onInput={(e) => set(fromInput(e.currentTarget.value, zone))} />
     );
   } else if (schema.format === "password" || name === "value") {
     input = (
@@ -323,23 +324,25 @@ function pruned(value: Value): Value {
 export function TimeField(
   { name, value, set }: { name: string; value: string | null | undefined; set: (name: string, value: string) => void },
 ) {
+  const zone = useContext(Zone);
   return (
     <label>
       {name}
       <br />
       <input
         type="datetime-local"
-        value={localInput(value)}
-        onChange={(e) => set(name, fromLocal(e.currentTarget.value))} />
+        value={toInput(value, zone)}
+        onChange={(e) => set(name, fromInput(e.currentTarget.value, zone))} />
     </label>
   );
 }
 
-// localInput returns a time as the value of a datetime-local field.
-function localInput(at: string | null | undefined): string {
+// toInput returns a time as the value of a datetime-local field, in the zone of the reader's choice.
+function toInput(at: string | null | undefined, zone: "local" | "utc"): string {
   if (!at || isNaN(Date.parse(at))) return "";
   const time = new Date(at);
-  return new Date(time.getTime() - time.getTimezoneOffset() * 60_000).toISOString().slice(0, 16);
+  return new Date(time.getTime() - (zone === "utc" ? 0 : time.getTimezoneOffset() * 60_000)).toISOString().slice(0, 16);
 }
 
-const fromLocal = (text: string) => text && new Date(text).toISOString();
+const fromInput = (text: string, zone: "local" | "utc") =>
+  text && new Date(zone === "utc" ? text + "Z" : text).toISOString();
