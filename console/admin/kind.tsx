@@ -20,15 +20,15 @@ export interface Kind<T> {
   id: (object: T) => string;
   columns: Column<T>[];
   facts?: (object: T) => Array<[name: string, value: ComponentChildren]>; // absent if objects have no pages
-  org?: "filter" | "address"; // what ?org= is: a filter of the list, or a part of the address of objects, too
+  org?: "filter" | "address"; // whether ?org= filters the list, or is also part of the address of objects
   global?: boolean; // only global administrators list them
   changedByGlobal?: boolean;
-  create?: { schema: string; hidden?: string[]; named?: boolean }; // named: by PUT to the name that the reader gives
+  create?: { schema: string; hidden?: string[]; named?: boolean }; // named: the reader chooses the name, for a PUT
   replace?: { schema: string; hidden?: string[]; value?: (object: T) => Value };
-  first?: string[]; // properties that forms show first; the reader may open the others
+  first?: string[]; // properties that forms show first; the others are under "More settings"
   remove?: { label: string; question: string };
   fixed?: (object: T) => boolean; // reports whether an object can no longer be changed
-  secret?: (object: T) => string | undefined; // what the API shows only in an answer to a change
+  secret?: (object: T) => string | undefined; // a secret that the API returns only once
   Actions?: ComponentType<{ of: T; change: (settings: Value) => Promise<unknown>; reload: () => void }>;
   Details?: ComponentType<{ id: string; of?: T }>;
   Note?: ComponentType;

@@ -1,4 +1,4 @@
-// The routes of the Sandbox Agent API, in which sessions of coding agents are served.
+// The Sandbox Agent API, which serves the sessions of coding agents.
 import { base, segment, send, sendJSON } from "../api/client.ts";
 import type { Entry, Source } from "../ui/files.tsx";
 

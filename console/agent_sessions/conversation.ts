@@ -16,12 +16,12 @@ const maxSize = 4 << 20; // characters of the events of these lines
 export class Conversation {
   lines: Line[] = [];
   cut = false; // whether older lines are gone
-  working = false; // whether a turn runs
+  working = false; // whether a turn is running
   ended = false;
   private readonly known = new Map<string, Line>();
   private size = 0;
 
-  // add adds an event, whose text has a size.
+  // add adds an event. size is the length of its text.
   add(e: SessionEvent, size: number) {
     const data = e.data as Record<string, unknown>;
     const note = (text: string, bad = false) =>

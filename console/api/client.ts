@@ -4,7 +4,7 @@ import { type Calls, type Error as ErrorBody, routes } from "./schema.ts";
 // base is the address of the server, which may have a path prefix: the page is at BASE/console/.
 export const base = new URL("../", location.origin + location.pathname);
 
-// ApiError is an error in the API's words.
+// ApiError is an error with the API's message.
 export class ApiError extends Error {
   constructor(message: string, readonly status: number, readonly code: string, readonly reason?: string) {
     super(message);
@@ -26,7 +26,7 @@ export function onSignedOut(f: () => void) {
   signedOut = f;
 }
 
-// send sends a request to a path below the server's address, and returns an answer that is not an error.
+// send sends a request to a path below the server's address, and returns the response. It throws an ApiError if the request fails.
 export async function send(method: string, path: string | URL, init: RequestInit = {}): Promise<Response> {
   const headers = new Headers(init.headers);
   if (org) headers.set("X-Bullpen-Org", org);
@@ -71,7 +71,7 @@ export function segment(text: string): string {
   return encodeURIComponent(text === "." || text === ".." ? text + " " : text);
 }
 
-// address returns the address of an operation with the arguments of its path and query.
+// address returns the URL of an operation with its path and query arguments.
 export function address<K extends keyof Calls>(id: K, args: Args<K>): URL {
   let path = routes[id][1];
   const query = new URLSearchParams();
@@ -85,11 +85,11 @@ export function address<K extends keyof Calls>(id: K, args: Args<K>): URL {
   return url;
 }
 
-// signedURL returns a URL that the server has signed, at the address at which this page reaches the server: without
-// --public-url, the server does not know the path prefix of a proxy.
+// signedURL moves a signed URL to the address at which this page reaches the server: without --public-url, the server
+// does not know the path prefix of a proxy.
 export const signedURL = (url: string) => new URL(url.slice(url.lastIndexOf("/v1/") + 1), base);
 
-// call carries out an operation of the API.
+// call calls an operation of the API.
 export function call<K extends keyof Calls>(id: K, args: Args<K>, signal?: AbortSignal): Promise<Answer<K>> {
   const { body, headers } = args as { body?: unknown; headers?: Record<string, string> };
   return sendJSON(routes[id][0], address(id, args), body, { headers, signal });

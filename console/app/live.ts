@@ -56,7 +56,7 @@ export class Changes {
 export const ChangesContext = createContext<Changes | null>(null);
 
 export interface Loaded<T> {
-  value?: T; // the last that was read, also after an error
+  value?: T; // the last value, kept after an error
   error?: ApiError;
   loading: boolean;
   reload(): void;
@@ -119,7 +119,7 @@ export function useTick() {
   useEvery(1000, () => set((n) => n + 1));
 }
 
-// usePolling reloads data at intervals. It skips what is still being read, which a slow server would never finish.
+// usePolling reloads data at intervals. It never interrupts a read: a slow one would not finish.
 export function usePolling(ms: number, ...all: Pick<Loaded<unknown>, "loading" | "reload">[]) {
   useEvery(ms, () => all.forEach((data) => data.loading || data.reload()));
 }
@@ -183,7 +183,7 @@ export function usePages<T>(
 
 type Row<T> = T extends Array<infer R> ? R : never;
 
-// useList reads a list of the API in pages. field is the property of the answer that has the rows.
+// useList reads a list of the API in pages. field is the property of the answer that holds the rows.
 export function useList<K extends keyof Calls, F extends keyof Answer<K>>(
   id: K,
   args: Args<K>,

@@ -1,4 +1,4 @@
-// The results of a batch, which may be gigabytes: they are read as a stream, and only what a table shows is kept.
+// The results of a batch may be gigabytes: they are streamed, and only what the table shows is kept.
 import { address, send } from "../api/client.ts";
 import type { BatchResult } from "../api/schema.ts";
 import { Terminal } from "../ui/ansi.ts";
@@ -11,7 +11,7 @@ const maxLine = 1 << 20; // characters of a line that are kept; its outputs may 
 const maxRead = 8 << 20; // characters that one search reads
 const maxRows = 100; // that one search finds
 
-// findResults returns results that want selects, and the cursor to search on, or null at the end.
+// findResults returns results whose status want accepts, and the cursor of the rest, or null at the end.
 export async function findResults(
   id: string,
   cursor: string | undefined,
@@ -38,7 +38,7 @@ export async function search(
   return { rows, next: null };
 }
 
-// lines returns the complete lines of an answer, and of a long line its beginning.
+// lines yields the complete lines of a response, truncated to maxLine.
 async function* lines(answer: Response): AsyncGenerator<string> {
   const reader = answer.body!.pipeThrough(new TextDecoderStream()).getReader();
   try {
@@ -55,13 +55,13 @@ async function* lines(answer: Response): AsyncGenerator<string> {
   }
 }
 
-// plain leaves out the colours of a line for a terminal.
+// plain strips the control sequences from a line of terminal output.
 const plain = (line: string) => new Terminal().write(line).map((s) => s.text).join("");
 
 function rowOf(line: string): Row {
   if (line.length === maxLine) { // cut: the members before the outputs are enough
     const r = JSON.parse(line.slice(0, line.indexOf(`,"stdout":`)) + "}") as BatchResult;
-    return { ...r, duration_ms: 0, metadata: {}, error: "The output is too long to be shown here." };
+    return { ...r, duration_ms: 0, metadata: {}, error: "The output is too long to show." };
   }
   const r = JSON.parse(line) as BatchResult;
   const error = r.error_message ?? r.error ?? r.stderr?.trimEnd().split("\n").pop() ?? "";

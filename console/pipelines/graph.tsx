@@ -1,10 +1,10 @@
-// The graph of a run: a card for each step with its cells, in columns by what the step needs, and lines between cards.
+// The graph of a run: a card for each step with its cells, in columns by dependency, and lines between cards.
 import type { PipelineCell } from "../api/schema.ts";
 import { link } from "../app/router.ts";
 import { Name, Status } from "../ui/text.tsx";
 import { Took } from "./list.tsx";
 
-// Slot is a card, or a place where a line passes a column.
+// Slot is a card, or a place where a line crosses a column.
 interface Slot {
   step?: string;
   cells: PipelineCell[];
@@ -19,7 +19,7 @@ const width = 232, gap = 36, between = 16, head = 28, row = 30; // pixels
 const middle = (s: Slot) => s.y + s.height / 2;
 const left = (s: Slot) => s.column * (width + gap);
 
-// layout puts the steps into columns. A step stands right of all steps that it needs.
+// layout arranges the steps in columns. A step is to the right of all steps that it needs.
 export function layout(cells: PipelineCell[]): Slot[][] {
   const cards = new Map<string, Slot>(); // in the order of the file
   for (const cell of cells) {
@@ -65,7 +65,7 @@ export function layout(cells: PipelineCell[]): Slot[][] {
   return columns;
 }
 
-// values leaves out the names in the values of a matrix, such as python=3.12,os=linux.
+// values returns the values of a cell such as python=3.12,os=linux without their names.
 const values = (cell: string) => cell.split(",").map((v) => v.slice(v.indexOf("=") + 1)).join(", ");
 
 export const keyOf = (c: PipelineCell) => c.cell === null ? c.step : `${c.step} ${c.cell}`;
@@ -114,7 +114,7 @@ export function Graph({ id, cells, chosen }: { id: string; cells: PipelineCell[]
   );
 }
 
-// curve returns the line from the right of a slot to the left of one in the next column, or through it if it is no card.
+// curve returns the line from the right of a slot to the left of one in the next column, and through it if it is not a card.
 function curve(from: Slot, to: Slot): string {
   const x = left(from) + width, y = middle(from), end = left(to);
   return `M${x} ${y}C${x + gap / 2} ${y} ${end - gap / 2} ${middle(to)} ${end} ${middle(to)}` +

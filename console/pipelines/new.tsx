@@ -15,7 +15,7 @@ steps:
     run: grep building out.txt
 `;
 
-// NewPipeline starts a run of a file. Errors of the file have the number of the line.
+// NewPipeline starts a run of a file. Errors name the line of the file.
 export function NewPipeline() {
   return (
     <Form

@@ -107,7 +107,7 @@ function Cell({ id, cell: c, reload }: { id: string; cell: PipelineCell; reload:
   );
 }
 
-// Report shows where the time of a run went, and what did not succeed.
+// Report shows how long the steps of a run took, and which failed.
 function Report({ p }: { p: WholePipeline }) {
   useTick();
   const begin = Date.parse(p.created_at);

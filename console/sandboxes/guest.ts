@@ -26,7 +26,7 @@ export async function processes(id: string, signal?: AbortSignal): Promise<Proce
 export const sendSignal = (id: string, pid: number, signal: "SIGNAL_SIGTERM" | "SIGNAL_SIGKILL") =>
   unary(id, "process.Process/SendSignal", { process: { pid }, signal });
 
-// start starts a command, which goes on after that, and returns its process id.
+// start starts a command in the background and returns its process id.
 export async function start(id: string, user: string, command: string): Promise<number> {
   const stop = new AbortController();
   const process = { cmd: "/bin/sh", args: ["-c", command] };
@@ -40,11 +40,11 @@ export async function start(id: string, user: string, command: string): Promise<
   throw new ApiError("the guest did not say which process it started", 0, "guest");
 }
 
-// output streams the events of a process after a number of its output.
+// output streams the events of a process after a sequence number.
 export const output = (id: string, pid: number, after: string, signal: AbortSignal) =>
   stream(id, "Connect", { process: { pid }, afterSeq: after }, signal);
 
-// stream calls a method that answers with a stream of the events of a process.
+// stream calls a method that streams the events of a process.
 async function* stream(
   id: string,
   method: string,
@@ -74,7 +74,7 @@ interface Message {
 
 const maxMessage = 4 << 20; // bytes
 
-// messages decodes a stream. Each message follows a byte with flags and its length in four.
+// messages decodes a stream. Each message has a header of one byte of flags and four of length.
 export async function* messages(body: ReadableStream<Uint8Array>): AsyncGenerator<Message> {
   const reader = body.getReader();
   let rest = new Uint8Array(0);
@@ -109,7 +109,7 @@ interface GuestEntry {
   isSymlink?: boolean;
 }
 
-// entry describes a file or a directory. A link is described by what it leads to.
+// entry describes a file or a directory. It describes a link by its target.
 function entry(e: GuestEntry) {
   const type = e.type === "FILE_TYPE_FILE"
     ? "file"

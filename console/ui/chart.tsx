@@ -10,7 +10,7 @@ export interface Series {
 
 const height = 150, left = 56, bottom = 18; // pixels
 
-// Chart draws bars, stacked, or lines. labels are the names of the positions, such as times or days.
+// Chart draws stacked bars or lines. labels name the positions, such as times or days.
 export function Chart({ title, labels, series, kind = "bars", format = String }: {
   title: string;
   labels: string[];
@@ -120,7 +120,7 @@ export function Chart({ title, labels, series, kind = "bars", format = String }:
   );
 }
 
-// niceTop returns a round number that is not less than v, in units that are powers of base.
+// niceTop returns a round number of at least v, in units that are powers of base.
 function niceTop(v: number, base: number): number {
   if (v <= 0) return 1;
   const unit = base ** Math.floor(Math.log(v) / Math.log(base) + 1e-9);

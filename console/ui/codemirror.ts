@@ -1,4 +1,4 @@
-// The editor, in a shadow tree: there its styles are adopted as sheets, which the page's policy allows.
+// The editor. Its styles are adopted sheets of a shadow tree, which the page's policy allows.
 import { defaultKeymap, history, historyKeymap, indentWithTab } from "@codemirror/commands";
 import { bracketMatching, HighlightStyle, indentUnit, StreamLanguage, syntaxHighlighting } from "@codemirror/language";
 import { javascript, typescript } from "@codemirror/legacy-modes/mode/javascript";
@@ -37,7 +37,7 @@ const colours = HighlightStyle.define([
   { tag: [tags.definition(tags.name), tags.typeName, tags.meta], color: "var(--accent)" },
 ]);
 
-// open puts an editor into a place of the page.
+// open creates an editor in an element.
 export function open(at: HTMLElement, label: string, language: string, text: string, changed: (text: string) => void) {
   const root = at.attachShadow({ mode: "open" });
   const mode = new Compartment();

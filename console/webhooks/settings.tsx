@@ -1,4 +1,4 @@
-// The webhook of an API key: where results are sent, how, and with what signature.
+// The webhook settings of an API key.
 import { useState } from "preact/hooks";
 import { type ApiError, call } from "../api/client.ts";
 import type { DeliveryAttempt, Webhook, WebhookRequest, WebhookRotation } from "../api/schema.ts";
