@@ -26,7 +26,7 @@ export function onSignedOut(f: () => void) {
   signedOut = f;
 }
 
-// send sends a request to a path below the server's address, and returns the response. It throws an ApiError if the request fails.
+// send sends a request to a path below the server's address. It throws an ApiError if the request fails.
 export async function send(method: string, path: string | URL, init: RequestInit = {}): Promise<Response> {
   const headers = new Headers(init.headers);
   if (org) headers.set("X-Bullpen-Org", org);
@@ -65,7 +65,7 @@ export async function sendJSON<T>(
 export type Args<K extends keyof Calls> = Calls[K]["args"];
 export type Answer<K extends keyof Calls> = Calls[K]["answer"];
 
-// segment encodes a text as one segment of a path. Browsers resolve . and .. as directories, which would lead to another
+// segment encodes a text as one segment of a path. Browsers resolve . and .. as directories, which leads to another
 // route, so segment turns them into names that no object has.
 export function segment(text: string): string {
   return encodeURIComponent(text === "." || text === ".." ? text + " " : text);

@@ -52,8 +52,8 @@ export interface Follow {
   signal: AbortSignal;
 }
 
-// follow reads a stream until it ends. It reconnects with growing pauses. A hidden page has no connection: over HTTP/1.1,
-// browsers open at most six per server, which six such pages would hold.
+// follow reads a stream until it ends. It reconnects with growing pauses. A hidden page has no connection: over
+// HTTP/1.1, browsers open at most six per server, which six such pages would hold.
 export async function follow({ url, onEvent, onState, signal }: Follow) {
   let last = "", failures = 0;
   onState(document.hidden ? "stale" : "connecting");

@@ -114,7 +114,7 @@ export function Graph({ id, cells, chosen }: { id: string; cells: PipelineCell[]
   );
 }
 
-// curve returns the line from the right of a slot to the left of one in the next column, and through it if it is not a card.
+// curve returns the line from a slot to one in the next column, and through it if it is not a card.
 function curve(from: Slot, to: Slot): string {
   const x = left(from) + width, y = middle(from), end = left(to);
   return `M${x} ${y}C${x + gap / 2} ${y} ${end - gap / 2} ${middle(to)} ${end} ${middle(to)}` +

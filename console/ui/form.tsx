@@ -39,9 +39,9 @@ function schemas(): Promise<Record<string, Schema>> {
   return document;
 }
 
-// Form edits an object of a schema. It shows the properties fields, if set, in this order, and those of more under "More
-// settings". If first is set, it shows the schema's properties among first, and all others under "More settings". The
-// result of children follows the field after, or the last field.
+// Form edits an object of a schema. It shows the properties fields, if set, in this order, and those of more under
+// "More settings". If first is set, it shows the schema's properties among first, and all others under "More settings".
+// The result of children follows the field after, or the last field.
 // Form sends no empty properties, and none that the schema lacks: value may be a whole object, of which only some
 // properties are settings.
 export function Form(
