@@ -94,9 +94,10 @@ function Webhooks() {
     return { pending, endpoints };
   }, []);
   usePolling(15_000, list);
+  const { org } = useSession();
   const w = list.value;
   return (
-    <Section title="Webhooks">
+    <Section title={`Webhooks of ${org}`}>
       <Failure of={list.error} />
       <div class="tiles">
         <div class="tile">
