@@ -30,7 +30,7 @@ func testConsoleWebhook(t *testing.T, a *api, hooks *receiver, proxy *front, b *
 	}
 }
 
-// testConsoleAgent approves what an agent asks for.
+// testConsoleAgent approves what an agent asks for, and answers its question.
 func testConsoleAgent(t *testing.T, a *api, proxy *front, b *browser) {
 	const sessions = "/sandbox-agent/v1/sessions/console"
 	post := func(path string, body request) {
@@ -51,6 +51,18 @@ func testConsoleAgent(t *testing.T, a *api, proxy *front, b *browser) {
 	if !strings.Contains(events, `"permission.resolved"`) || !strings.Contains(events, `"accept"`) {
 		t.Errorf("the events are %s", events)
 	}
+
+	post(sessions+"-asks", request{"agent": "mock"})
+	post(sessions+"-asks/messages", request{"message": "question"})
+	page.goTo("/agent-sessions/console-asks")
+	page.sees("Choose a color")
+	page.fill(`input[aria-label="Another answer"]`, "green")
+	page.do(chromedp.KeyEvent("\r")) // chooses none of the options
+	page.press("Answer")
+	eventually(t, "the question is answered", func() (bool, any) {
+		events := a.get(sessions + "-asks/events").String()
+		return strings.Contains(events, `"response":"green"`), events
+	})
 }
 
 // testConsoleReader signs in with a key that may only read: the pages have no buttons for more, and
