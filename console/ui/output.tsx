@@ -130,8 +130,7 @@ export function useEnd<T extends HTMLElement>() {
   useEffect(() => {
     if (atEnd.current && ref.current) ref.current.scrollTop = ref.current.scrollHeight;
   });
-  const onScroll = () => {
-    const box = ref.current!;
+  const onScroll = ({ currentTarget: box }: { currentTarget: T }) => { // it may have left the page already
     atEnd.current = box.scrollHeight - box.scrollTop - box.clientHeight < 20;
   };
   return { ref, onScroll };
