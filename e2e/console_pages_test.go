@@ -100,7 +100,7 @@ func testConsoleKeyboard(t *testing.T, a *api, proxy *front, b *browser) {
 	a.ended(id)
 	page := b.open(t, proxy.url)
 	page.signIn(a.key)
-	page.sees("arrived in the last hour")
+	page.sees("Arrivals")
 	page.do(chromedp.KeyEvent("g"), chromedp.KeyEvent("e"))
 	page.sees(id)
 	page.do(chromedp.KeyEvent("?"))
@@ -160,7 +160,7 @@ func testConsoleBudget(t *testing.T, a *api, proxy *front, b *browser) {
 	page := b.open(t, proxy.url)
 	page.signIn(a.key)
 	page.do(chromedp.Reload())
-	page.sees("arrived in the last hour")
+	page.sees("Arrivals")
 	type loaded struct {
 		Name  string
 		Bytes int

@@ -24,10 +24,10 @@ function Overview() {
     n ? count(n.interactive + n.background) : "–";
   const failures = failed.reduce((n, status) => n + (o.total.ends[status] ?? 0), 0);
   const tiles: Array<[value: string, name: string, href?: string]> = [
-    [count(o.total.arrivals), "arrived in the last hour", link("/executions")],
+    [count(o.total.arrivals), "arrived", link("/executions")],
     [sum(o.queue?.queued), "queued", link("/executions", { status: "queued" })],
     [sum(o.queue?.running), "running", link("/executions", { status: "running" })],
-    [count(failures), "failed in the last hour", link("/executions", { status: "failed" })],
+    [count(failures), "failed", link("/executions", { status: "failed" })],
     [duration(o.total.wait.p50_ms), "waiting time, p50"],
     [duration(o.total.wait.p99_ms), "waiting time, p99"],
     [duration(o.total.duration.p50_ms), "run time, p50"],
