@@ -15,8 +15,8 @@ export function Editor({ label, language, value, onInput }: {
   useEffect(() => {
     let gone = false;
     import("./codemirror.ts").then(({ open }) => {
-      if (gone) return;
-      view.current = open(at.current!, label, language, value, (text) => input.current(text));
+      if (gone || !at.current) return;
+      view.current = open(at.current, label, language, value, (text) => input.current(text));
       setReady(true);
     }, () => {}); // the text field stays
     return () => {
