@@ -2,7 +2,6 @@ package gateway
 
 import (
 	"io/fs"
-	"mime"
 	"net/http"
 	"path"
 
@@ -24,6 +23,11 @@ const (
 	hashedFor = "public, max-age=31536000, immutable"
 )
 
+// consoleTypes are the media types of the console's files, by extension, whatever the host's tables say.
+var consoleTypes = map[string]string{
+	".css": "text/css; charset=utf-8", ".html": "text/html; charset=utf-8", ".js": "text/javascript; charset=utf-8",
+}
+
 var errNoConsole = api.Errorf(api.CodeNotFound, "this program was built without the console: build it with make")
 
 // routeConsole serves the console at /console/. Its page has relative addresses only, so that it
@@ -37,8 +41,8 @@ func (s *Server) routeConsole(r chi.Router) {
 	}
 	found := false
 	for _, file := range files {
-		contentType := mime.TypeByExtension(path.Ext(file.Name()))
-		if contentType == "" {
+		contentType, ok := consoleTypes[path.Ext(file.Name())]
+		if !ok {
 			continue
 		}
 		route, cache := "/console/"+file.Name(), hashedFor
