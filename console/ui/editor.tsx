@@ -9,14 +9,15 @@ export function Editor({ label, language, value, onInput }: {
 }) {
   const at = useRef<HTMLDivElement>(null);
   const view = useRef<{ set(text: string, language: string): void; close(): void }>(undefined);
-  const input = useRef(onInput);
-  input.current = onInput;
+  const latest = useRef({ value, language, onInput }); // what is typed before the editor is there must be in it
+  latest.current = { value, language, onInput };
   const [ready, setReady] = useState(false);
   useEffect(() => {
     let gone = false;
     import("./codemirror.ts").then(({ open }) => {
       if (gone || !at.current) return;
-      view.current = open(at.current, label, language, value, (text) => input.current(text));
+      const { value, language } = latest.current;
+      view.current = open(at.current, label, language, value, (text) => latest.current.onInput(text));
       setReady(true);
     }, () => {}); // the text field stays
     return () => {
