@@ -86,23 +86,17 @@ export function useLive<T>(load: (signal: AbortSignal) => Promise<T>, deps: unkn
   const busy = useRef(state.loading);
   busy.current = state.loading;
   useEffect(() => {
-    let timer = 0, missed = false;
+    let timer = 0;
     const again = () => {
       timer = 0;
-      if (document.hidden) missed = true;
-      else if (busy.current) timer = setTimeout(again, 250);
+      if (busy.current) timer = setTimeout(again, 250);
       else reload();
     };
-    const visible = () => {
-      if (!document.hidden && missed) (missed = false), again();
-    };
-    document.addEventListener("visibilitychange", visible);
     const off = changes?.on((changed) => {
       if (!timer && (!changed || changed.some((kind) => kinds.includes(kind)))) timer = setTimeout(again, 250);
     });
     return () => {
       clearTimeout(timer);
-      document.removeEventListener("visibilitychange", visible);
       off?.();
     };
   }, [changes, kinds.join()]);
