@@ -62,14 +62,15 @@ export function Run() {
               {languages.map((l) => <option key={l}>{l}</option>)}
             </select>
           </label>
-          <button
-            class="primary"
-            disabled={busy || !code}
-            aria-busy={busy}
-            onClick={() => submit(advanced ? {} : settings ?? {})}
-            hidden={advanced}>
-            Run
-          </button>
+          {!advanced && (
+            <button
+              class="primary"
+              disabled={busy || !code}
+              aria-busy={busy}
+              onClick={() => submit(settings ?? {})}>
+              Run
+            </button>
+          )}
           <button aria-expanded={advanced} onClick={() => setAdvanced(!advanced)}>More settings</button>
         </div>
         <Editor label="Program" language={language} value={code} onInput={setCode} />
