@@ -238,8 +238,8 @@ func killVictim(t *testing.T, what string, cfg Config) {
 		t.Fatal("the uids of a dead worker are locked")
 	}
 	for i := range held {
-		if n, err := unix.Poll(held[i:i+1], int(patience.Milliseconds())); n != 1 || err != nil {
-			t.Errorf("process %d of a dead worker is still there: %v", left.Pids[i], err)
+		if !exits(t, int(held[i].Fd)) {
+			t.Errorf("process %d of a dead worker is still there", left.Pids[i])
 		}
 	}
 	var all []int

@@ -88,9 +88,8 @@ func TestPrewarmedInterpreterRunsTheProgram(t *testing.T) {
 			if r.Kind != jail.Exited || r.ExitCode != 0 || !strings.Contains(r.stdout, "x y") {
 				t.Errorf("%+v", r)
 			}
-			if n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, int(patience.Milliseconds())); n != 1 ||
-				err != nil {
-				t.Errorf("the prewarmed interpreter did not exit with the program: %v", err)
+			if !exits(t, fd) {
+				t.Error("the prewarmed interpreter did not exit with the program")
 			}
 		})
 	}
@@ -237,9 +236,8 @@ func TestJailDiesWithItsPrewarmedInterpreter(t *testing.T) {
 				t.Fatal(err)
 			}
 			fd := j.(*sandbox).initFD
-			if n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, int(patience.Milliseconds())); n != 1 ||
-				err != nil {
-				t.Errorf("the init did not exit: %v", err)
+			if !exits(t, fd) {
+				t.Error("the init did not exit")
 			}
 			if j.Alive() {
 				t.Error("a dead jail is reported alive")
