@@ -20,15 +20,15 @@ func AbsentAgents() []Agent {
 	plan := Mode{ID: "plan", Name: "Plan", Description: "Plans, and changes nothing"}
 	return []Agent{
 		&Absent{Info{
-			ID: "codex", Missing: missing, Modes: []Mode{build, plan},
+			ID: "codex", Installation: Installation{Missing: missing}, Modes: []Mode{build, plan},
 			PermissionModes: []string{PermissionDefault, PermissionPlan, PermissionBypass, PermissionAcceptEdits},
 		}},
 		&Absent{Info{
-			ID: "opencode", Missing: missing, Modes: []Mode{build, plan}, AnyMode: true,
+			ID: "opencode", Installation: Installation{Missing: missing}, Modes: []Mode{build, plan}, AnyMode: true,
 			PermissionModes: []string{PermissionDefault},
 		}},
 		&Absent{Info{
-			ID: "amp", Missing: missing, Modes: []Mode{build}, PermissionModes: []string{PermissionDefault, PermissionBypass},
+			ID: "amp", Installation: Installation{Missing: missing}, Modes: []Mode{build}, PermissionModes: []string{PermissionDefault, PermissionBypass},
 			Models: []Model{{ID: "amp-default"}}, DefaultModel: "amp-default",
 		}},
 	}

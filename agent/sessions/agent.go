@@ -17,11 +17,11 @@ type Agent interface {
 
 // Info describes a kind of agent.
 type Info struct {
-	ID      string
-	Version string // empty if unknown
-	Path    string // of the program; empty if there is none
-	// Missing is the reason why this server cannot run the agent; empty if it can.
-	Missing string
+	ID string
+	// Installation describes the agent's program. It is empty if the agent has none.
+	Installation
+	// Sandboxed is set if the agent runs in the sandbox of the session.
+	Sandboxed bool
 	// Credentials reports whether the agent can reach a model.
 	Credentials bool
 	Modes       []Mode
@@ -83,8 +83,9 @@ type Capabilities struct {
 // Start holds the arguments of [Agent.Start].
 type Start struct {
 	Session *proto.AgentSession
-	Native  string // the agent's own id of the session; empty if it has none yet
-	Turns   int64  // number of turns that have started
+	Sandbox Sandbox // nil unless Info.Sandboxed
+	Native  string  // the agent's own id of the session; empty if it has none yet
+	Turns   int64   // number of turns that have started
 	// Running is set if another process drove the turn in progress. Cursor is then the last cursor
 	// in the log, and Pending the questions and permissions without an answer.
 	Running bool

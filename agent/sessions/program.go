@@ -2,20 +2,52 @@ package sessions
 
 import (
 	"context"
+	"net/http"
 
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// Programs runs the programs of agents. A program runs where the files of its session are.
-type Programs interface {
-	// Start starts a program for a session.
-	Start(ctx context.Context, x *proto.AgentSession, p *Program) (Process, error)
+// Sandboxes opens the sandboxes in which agents' programs run.
+type Sandboxes interface {
+	// Open starts or resumes the sandbox of a session. Nothing of an earlier Open runs in it then. The
+	// error is an [*Error] if the client can do something about it.
+	Open(ctx context.Context, x *proto.AgentSession) (Sandbox, error)
+}
+
+// Sandbox is the sandbox of a session. Its home has the files of the session. It is safe for concurrent
+// use.
+type Sandbox interface {
+	// Home returns the absolute path of the home directory.
+	Home() string
+	// Dir returns the absolute path of the session's directory, in which its agent works. It exists.
+	Dir() string
+	// Models returns where programs in the sandbox reach this server's model APIs.
+	Models() Models
+	// Start starts a program in the directory of the session. The program ends when the sandbox is closed.
+	Start(ctx context.Context, p *Program) (Process, error)
+	// Transport returns the transport to a port of the sandbox's loopback interface, whatever the host of
+	// a request.
+	Transport(port int) http.RoundTripper
+	// WriteFile creates or replaces a file. It creates the parent directories.
+	WriteFile(ctx context.Context, path string, content []byte) error
+	// Save stores the files as they are. It returns their version, which is that of the session's thread.
+	Save(ctx context.Context) (version int64, err error)
+	// Close ends all programs, stores the files and stops the sandbox.
+	Close()
+}
+
+// Models is where programs in a sandbox reach this server's model APIs.
+type Models struct {
+	// URL has no slash at its end. Anthropic's API is at /anthropic below it, and OpenAI's at /openai/v1.
+	URL string
+	// Token is the API key to use. It is valid for this sandbox only, and only for the model APIs.
+	Token string
 }
 
 // Program is the command line and the environment of an agent's program.
 type Program struct {
 	Args []string
-	Env  map[string]string
+	Env  map[string]string // in addition to that of the sandbox
 }
 
 // Process is a running program that communicates in lines.
@@ -36,4 +68,13 @@ type Process interface {
 type Exit struct {
 	Code   int
 	Stderr Stderr
+}
+
+// Installation is an agent's program as the workers have it.
+type Installation struct {
+	Version string // empty if unknown
+	// Dir is the absolute path of the program's files in sandboxes.
+	Dir string
+	// Missing is the reason why no worker has it; empty if one has.
+	Missing string
 }

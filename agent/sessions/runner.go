@@ -38,6 +38,8 @@ type Runner struct {
 	Logs    Logs
 	Records ActiveRecords
 	Agent   func(id string) (Agent, bool)
+	// Sandboxes opens the sandboxes of agents that need one.
+	Sandboxes Sandboxes
 	// CheckKey returns an error for which [proto.Final] is true if an API key is no longer valid.
 	CheckKey func(ctx context.Context, id string) error
 	// Notify creates the webhook of an event. It must be idempotent: after a crash it is called
@@ -79,8 +81,9 @@ type report struct {
 // conversation is an agent's conversation, as a drive uses it.
 type conversation struct {
 	Conversation
-	cancel context.CancelFunc
-	closed chan struct{} // closed when the drive no longer reads reports
+	sandbox Sandbox // nil if the agent needs none
+	cancel  context.CancelFunc
+	closed  chan struct{} // closed when the drive no longer reads reports
 }
 
 // queued is a message in the queue, with the number of the entry before it.
@@ -392,8 +395,14 @@ func (d *drive) start(ctx context.Context, running bool) error {
 	ctx, cancel := context.WithCancel(ctx)
 	talk := &conversation{cancel: cancel, closed: make(chan struct{})}
 	var err error
+	if d.info.Sandboxed {
+		if talk.sandbox, err = d.Sandboxes.Open(ctx, d.log.session); err != nil {
+			cancel()
+			return err
+		}
+	}
 	talk.Conversation, err = d.agent.Start(ctx, &Start{
-		Session: d.log.session, Native: state.Native, Turns: state.Turns, Running: running, Cursor: state.Cursor,
+		Session: d.log.session, Sandbox: talk.sandbox, Native: state.Native, Turns: state.Turns, Running: running, Cursor: state.Cursor,
 		Pending: slices.Clone(state.Pending),
 		Report: func(n Native) error {
 			select {
@@ -405,6 +414,7 @@ func (d *drive) start(ctx context.Context, running bool) error {
 		},
 	})
 	if err != nil {
+		talk.closeSandbox()
 		cancel()
 		return err
 	}
@@ -419,8 +429,16 @@ func (d *drive) closeConversation() {
 	}
 	close(d.talk.closed)
 	d.talk.Close()
+	d.talk.closeSandbox()
 	d.talk.cancel()
 	d.talk = nil
+}
+
+// closeSandbox closes the sandbox, if there is one.
+func (c *conversation) closeSandbox() {
+	if c.sandbox != nil {
+		c.sandbox.Close()
+	}
 }
 
 // handleAppended passes answers and interrupts that other processes have appended to the agent.

@@ -7,7 +7,6 @@ import (
 	"crypto/sha256"
 	"encoding/json"
 	"fmt"
-	"slices"
 	"strings"
 	"sync"
 
@@ -17,17 +16,15 @@ import (
 
 // Agent is Claude Code. Its fields must be set before use.
 type Agent struct {
-	Programs sessions.Programs
-	Command  []string          // runs Claude Code, without arguments
-	Env      map[string]string // of the program
-	Version  string            // empty if unknown
-	Missing  string            // the reason why Claude Code is unavailable; empty if it is available
+	// Installed describes the program that workers have.
+	Installed func() sessions.Installation
 }
 
 // Info implements [sessions.Agent].
 func (a *Agent) Info() *sessions.Info {
+	installed := a.Installed()
 	return &sessions.Info{
-		ID: "claude", Version: a.Version, Missing: a.Missing, Credentials: a.Missing == "",
+		ID: "claude", Installation: installed, Sandboxed: true, Credentials: installed.Missing == "",
 		Modes: []sessions.Mode{
 			{ID: "build", Name: "Build", Description: "Default build mode"},
 			{ID: "plan", Name: "Plan", Description: "Plan mode: tools that change something are refused"},
@@ -74,7 +71,7 @@ type request struct {
 
 // Start implements [sessions.Agent].
 func (a *Agent) Start(ctx context.Context, s *sessions.Start) (sessions.Conversation, error) {
-	process, err := a.Programs.Start(ctx, s.Session, &sessions.Program{Args: a.args(s), Env: a.Env})
+	process, err := s.Sandbox.Start(ctx, &sessions.Program{Args: a.args(s)})
 	if err != nil {
 		return nil, fmt.Errorf("start Claude Code: %w", err)
 	}
@@ -91,8 +88,10 @@ func isPlan(x *proto.AgentSession) bool {
 }
 
 func (a *Agent) args(s *sessions.Start) []string {
-	args := append(slices.Clone(a.Command), "-p", "--output-format", "stream-json", "--input-format", "stream-json",
-		"--verbose", "--include-partial-messages", "--permission-prompt-tool", "stdio")
+	args := []string{
+		"node", a.Installed().Dir + "/cli.js", "-p", "--output-format", "stream-json", "--input-format", "stream-json",
+		"--verbose", "--include-partial-messages", "--permission-prompt-tool", "stdio",
+	}
 	if model := s.Session.Model; model != "" && model != "default" {
 		args = append(args, "--model", model)
 	}

@@ -1,23 +1,11 @@
 package claude_test
 
 import (
-	"bufio"
-	"bytes"
-	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
-	"os"
-	"os/exec"
 	"path/filepath"
-	"slices"
-	"strconv"
 	"strings"
-	"sync"
 	"testing"
-
-	"go.uber.org/goleak"
 
 	"github.com/bullpen-run/bullpen/agent/sessions"
 	"github.com/bullpen-run/bullpen/agent/sessions/claude"
@@ -26,159 +14,19 @@ import (
 	"github.com/bullpen-run/bullpen/scheduler/storetest"
 )
 
-// recordingVariable makes this program replay a recording instead of running tests.
-const recordingVariable = "BULLPEN_TEST_RECORDING"
-
-func TestMain(m *testing.M) {
-	if path := os.Getenv(recordingVariable); path != "" {
-		os.Exit(replay(path))
-	}
-	goleak.VerifyTestMain(m)
-}
-
-// replay plays a recording of Claude Code. Each of its lines begins with
-//
-//	args   what the arguments must contain
-//	<      a line that is written
-//	>      the JSON that the next line read must contain
-//	exit   the exit code and what is written to the standard error
-func replay(path string) int {
-	text, err := os.ReadFile(path)
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 90
-	}
-	in := bufio.NewReader(os.Stdin)
-	for line := range strings.Lines(string(text)) {
-		kind, rest, _ := strings.Cut(strings.TrimSuffix(line, "\n"), " ")
-		switch kind {
-		case "args":
-			if !strings.Contains(strings.Join(os.Args[1:], " "), rest) {
-				fmt.Fprintf(os.Stderr, "the arguments are %q, without %q\n", os.Args[1:], rest)
-				return 91
-			}
-		case "<":
-			fmt.Println(rest)
-		case ">":
-			got, err := in.ReadBytes('\n')
-			if err != nil {
-				return 0 // the standard input was closed
-			}
-			if !contains([]byte(rest), got) {
-				fmt.Fprintf(os.Stderr, "read %s, which does not contain %s\n", got, rest)
-				return 92
-			}
-		case "exit":
-			code, message, _ := strings.Cut(rest, " ")
-			fmt.Fprint(os.Stderr, message)
-			n, _ := strconv.Atoi(code)
-			return n
-		}
-	}
-	_, _ = io.Copy(io.Discard, in)
-	return 0
-}
-
-// contains reports whether a JSON value has all that another one has.
-func contains(part, whole []byte) bool {
-	var a, b any
-	if json.Unmarshal(part, &a) != nil || json.Unmarshal(whole, &b) != nil {
-		return false
-	}
-	return includes(a, b)
-}
-
-func includes(part, whole any) bool {
-	fields, isObject := part.(map[string]any)
-	if !isObject {
-		return fmt.Sprint(part) == fmt.Sprint(whole)
-	}
-	others, ok := whole.(map[string]any)
-	for name, v := range fields {
-		if other, has := others[name]; !ok || !has || !includes(v, other) {
-			return false
-		}
-	}
-	return ok
-}
-
-// programs runs programs on this machine.
-type programs struct {
-	recordings []string // of the starts, in their order; the last one is repeated
-	mu         sync.Mutex
-	starts     int
-}
-
-// Start implements [sessions.Programs].
-func (p *programs) Start(ctx context.Context, _ *proto.AgentSession, x *sessions.Program) (sessions.Process, error) {
-	p.mu.Lock()
-	recording := p.recordings[min(p.starts, len(p.recordings)-1)]
-	p.starts++
-	p.mu.Unlock()
-	cmd := exec.CommandContext(ctx, x.Args[0], x.Args[1:]...)
-	cmd.Env = []string{recordingVariable + "=" + recording}
-	c := &process{cmd: cmd}
-	cmd.Stderr = &c.stderr
-	var err error
-	if c.in, err = cmd.StdinPipe(); err != nil {
-		return nil, err
-	}
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		return nil, err
-	}
-	c.out = bufio.NewReader(out)
-	return c, cmd.Start()
-}
-
-type process struct {
-	cmd    *exec.Cmd
-	in     io.WriteCloser
-	out    *bufio.Reader
-	stderr bytes.Buffer
-	lines  int
-}
-
-func (c *process) ReadLine() ([]byte, string, error) {
-	line, err := c.out.ReadBytes('\n')
-	if err != nil {
-		_ = c.cmd.Wait()
-		return nil, "", io.EOF
-	}
-	c.lines++
-	return bytes.TrimSuffix(line, []byte("\n")), strconv.Itoa(c.lines), nil
-}
-
-func (c *process) WriteLine(line []byte) error {
-	_, err := c.in.Write(append(slices.Clone(line), '\n'))
-	return err
-}
-
-func (c *process) Exit() sessions.Exit {
-	return sessions.Exit{Code: c.cmd.ProcessState.ExitCode(), Stderr: sessions.Stderr{Head: c.stderr.String()}}
-}
-
-func (c *process) Close() {
-	_ = c.in.Close()
-	_ = c.cmd.Process.Kill()
-}
+func TestMain(m *testing.M) { sessionstest.Main(m) }
 
 // world returns a gateway whose Claude Code replays recordings.
 func world(t *testing.T, recordings ...string) *sessionstest.World {
 	t.Helper()
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	p := &programs{}
+	sandboxes := &sessionstest.Sandboxes{T: t}
 	for _, name := range recordings {
-		path, err := filepath.Abs(filepath.Join("testdata", name))
-		if err != nil {
-			t.Fatal(err)
-		}
-		p.recordings = append(p.recordings, path)
+		sandboxes.Recordings = append(sandboxes.Recordings, filepath.Join("testdata", name))
 	}
-	w := sessionstest.New(t, storetest.Open(t, storetest.Server(t)), &claude.Agent{Programs: p, Command: []string{self}})
+	installed := sessions.Installation{Dir: "/claude"}
+	w := sessionstest.New(t, storetest.Open(t, storetest.Server(t)),
+		&claude.Agent{Installed: func() sessions.Installation { return installed }})
+	w.Sandboxes = sandboxes
 	w.Lead()
 	return w
 }

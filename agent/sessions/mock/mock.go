@@ -22,7 +22,7 @@ type Agent struct {
 
 // info describes the agent. Its scripts cover everything that a client can handle.
 var info = &sessions.Info{
-	ID: "mock", Version: "builtin", Credentials: true,
+	ID: "mock", Installation: sessions.Installation{Version: "builtin"}, Credentials: true,
 	Modes: []sessions.Mode{
 		{ID: "build", Name: "Build", Description: "Mock agent for UI testing"},
 		{ID: "plan", Name: "Plan", Description: "Plan-only mock mode"},

@@ -61,7 +61,7 @@ type serverStatus struct {
 // options.
 func describe(info *sessions.Info, r *http.Request) *agentInfo {
 	x := &agentInfo{
-		ID: info.ID, Installed: info.Missing == "", Credentials: info.Credentials, Version: info.Version, Path: info.Path,
+		ID: info.ID, Installed: info.Missing == "", Credentials: info.Credentials, Version: info.Version, Path: info.Dir,
 		Capabilities: info.Capabilities,
 	}
 	if info.Capabilities.SharedProcess {
