@@ -11,6 +11,7 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 
 	"github.com/bullpen-run/bullpen/guest/answer"
+	"github.com/bullpen-run/bullpen/guest/channel"
 	"github.com/bullpen-run/bullpen/guest/files"
 	"github.com/bullpen-run/bullpen/guest/filesystempb"
 	"github.com/bullpen-run/bullpen/guest/ports"
@@ -55,6 +56,9 @@ func routes(table *process.Table, tree *files.Tree, c config) http.Handler {
 	}
 	mux.HandleFunc("GET /envs", func(w http.ResponseWriter, _ *http.Request) { answer.JSON(w, http.StatusOK, env) })
 	mux.Handle("GET /metrics", newMetrics(c))
+	models := channel.New()
+	mux.HandleFunc("POST /channel", models.Open)
+	mux.HandleFunc("POST /channel/accept", models.Accept)
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		answer.Error(w, http.StatusNotFound, "there is no route "+r.Method+" "+r.URL.Path)
 	})

@@ -67,6 +67,8 @@ type AgentSession struct {
 	CreatedAt      time.Time       `json:"created_at"`
 	// UpdatedAt is when the session was last used. The retention time starts then.
 	UpdatedAt time.Time `json:"updated_at"`
+	// Prepare is set if the agent's program starts before the first message.
+	Prepare bool `json:"prepare,omitempty"`
 	// Active is set while the session has work for a runner.
 	Active bool `json:"active,omitempty"`
 	// Notified is the sequence number of the last event whose webhook exists.

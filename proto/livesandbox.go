@@ -45,6 +45,8 @@ type LiveSandbox struct {
 	// OwnHome means that the thread was created for the sandbox, and is removed with it.
 	OwnHome   bool        `json:"own_home,omitempty"`
 	OnTimeout SandboxStop `json:"on_timeout"`
+	// AgentSession is the id of the log of the agent session whose programs run in the sandbox; empty for none.
+	AgentSession string `json:"agent_session,omitempty"`
 	// PublicPorts means that requests to its ports need no token, as E2B's clients may ask for.
 	PublicPorts bool            `json:"public_ports,omitempty"`
 	Timeout     Seconds         `json:"timeout"`                // of its last start

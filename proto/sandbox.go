@@ -67,6 +67,8 @@ type Profile struct {
 	Preload     []string  `json:"preload,omitempty" maxItems:"32" uniqueItems:"true" must:"have at most 32 modules" valuePattern:"^[A-Za-z_][A-Za-z0-9_]*(\\.[A-Za-z_][A-Za-z0-9_]*)*$" valueMaxLength:"128" doc:"Python modules that a key's warm interpreter imports before executions are forked from it, only from the image's read-only paths. Not with isolation strict."`
 	SystemCalls []string  `json:"system_calls,omitempty" maxItems:"16" uniqueItems:"true" must:"have at most 16 system calls" valuePattern:"^(cachestat|file_getattr|file_setattr|landlock_add_rule|landlock_create_ruleset|landlock_restrict_self|map_shadow_stack|process_madvise|process_mrelease|remap_file_pages|rseq_slice_yield)$" doc:"System calls allowed in addition to the usual ones; the documentation lists them."`
 	Terminals   int       `json:"terminals,omitempty" minimum:"0" maximum:"64" doc:"Pseudo-terminals that a program can have open at a time; none if absent."`
+	// PrepareAgents is omitted if empty, too.
+	PrepareAgents bool `json:"prepare_agents,omitempty" default:"false" doc:"Start the sandbox of an agent session, and the agent's program in it, when the session is created. Otherwise they start with its first message."`
 }
 
 // Disk limits what a program may write. The part kept in memory also counts against the memory

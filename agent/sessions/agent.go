@@ -22,6 +22,8 @@ type Info struct {
 	Installation
 	// Sandboxed is set if the agent runs in the sandbox of the session.
 	Sandboxed bool
+	// SkillsDir is where the agent looks for skills, relative to the home; empty if it knows none.
+	SkillsDir string
 	// Credentials reports whether the agent can reach a model.
 	Credentials bool
 	Modes       []Mode

@@ -30,10 +30,20 @@ type Sandbox interface {
 	Transport(port int) http.RoundTripper
 	// WriteFile creates or replaces a file. It creates the parent directories.
 	WriteFile(ctx context.Context, path string, content []byte) error
-	// Save stores the files as they are. It returns their version, which is that of the session's thread.
-	Save(ctx context.Context) (version int64, err error)
+	// Save stores the files as they are, and returns what has changed since the last save, without [StateDir]. more
+	// reports that the list is not complete.
+	Save(ctx context.Context) (changes []FileChange, more bool, err error)
+	// Lost returns the reason, in words for users, why the sandbox has ended by itself; empty if it has not.
+	Lost(ctx context.Context) string
 	// Close ends all programs, stores the files and stops the sandbox.
 	Close()
+}
+
+// FileChange is what has happened to a file in a sandbox.
+type FileChange struct {
+	Path   string // absolute
+	Action string // write for a new file, and patch for one that was changed or removed
+	Diff   string // the unified diff; empty if the content is no text or too large
 }
 
 // Models is where programs in a sandbox reach this server's model APIs.

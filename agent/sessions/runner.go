@@ -22,6 +22,8 @@ const (
 	storeTimeout = 30 * time.Second
 	// checkKeyEvery is how often a runner checks the API key of a session with work.
 	checkKeyEvery = 2 * time.Second
+	// saveTimeout bounds the save of a sandbox's files after a turn.
+	saveTimeout = time.Minute
 )
 
 // ActiveRecords are the records of the sessions with work.
@@ -38,8 +40,10 @@ type Runner struct {
 	Logs    Logs
 	Records ActiveRecords
 	Agent   func(id string) (Agent, bool)
-	// Sandboxes opens the sandboxes of agents that need one.
+	// Sandboxes opens the sandboxes of agents that need one. A sandbox and the agent's program in it stay for
+	// KeepAlive after a turn.
 	Sandboxes Sandboxes
+	KeepAlive time.Duration
 	// CheckKey returns an error for which [proto.Final] is true if an API key is no longer valid.
 	CheckKey func(ctx context.Context, id string) error
 	// Notify creates the webhook of an event. It must be idempotent: after a crash it is called
@@ -112,8 +116,11 @@ type drive struct {
 	appended []*Entry // appended by other processes and not handled yet
 	notified int64    // sequence number of the last event whose webhook exists
 	reports  chan report
+	changed  chan change
+	check    *time.Ticker  // of the API key
 	talk     *conversation // nil if there is none
 	flushed  time.Time     // when reports were stored last
+	idle     *time.Timer   // ends an unused conversation; nil unless there is one
 }
 
 // run drives the session.
@@ -128,19 +135,22 @@ func (d *drive) run(ctx context.Context) error {
 	}
 	defer follower.Close()
 	ctx, cancel := context.WithCancel(ctx)
-	changed := make(chan change)
+	d.changed = make(chan change)
 	defer func() {
 		cancel()
-		for range changed { // wait for watch to return
+		for range d.changed { // wait for watch to return
 		}
 	}()
-	go d.watch(ctx, follower, d.log.at, changed)
+	go d.watch(ctx, follower, d.log.at)
+	d.check = time.NewTicker(checkKeyEvery)
+	defer d.check.Stop()
 	if err := d.takeOver(ctx); err != nil {
 		return err
 	}
-	check := time.NewTicker(checkKeyEvery)
-	defer check.Stop()
 	if err := d.checkKey(ctx); err != nil {
+		return err
+	}
+	if err := d.prepare(ctx); err != nil {
 		return err
 	}
 	for {
@@ -150,19 +160,21 @@ func (d *drive) run(ctx context.Context) error {
 		if done, err := d.step(ctx); done || err != nil {
 			return err
 		}
+		var idle <-chan time.Time
+		if d.idle != nil {
+			idle = d.idle.C
+		}
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-check.C:
+		case <-idle:
+			d.closeConversation()
+		case <-d.check.C:
 			if err := d.checkKey(ctx); err != nil {
 				return err
 			}
-		case c := <-changed:
-			err := c.err
-			if err == nil && c.at > d.log.at {
-				err = d.log.catchUp(ctx, d.queueEntry)
-			}
-			if err != nil {
+		case c := <-d.changed:
+			if err := d.catchUp(ctx, c); err != nil {
 				return err
 			}
 		case n := <-d.reports:
@@ -179,14 +191,22 @@ type change struct {
 	err error
 }
 
-// watch sends the number of each entry appended after a number. It closes changed when ctx is done
+// catchUp reads the entries up to an appended one.
+func (d *drive) catchUp(ctx context.Context, c change) error {
+	if c.err != nil || c.at <= d.log.at {
+		return c.err
+	}
+	return d.log.catchUp(ctx, d.queueEntry)
+}
+
+// watch sends the number of each entry appended after a number. It closes d.changed when ctx is done
 // or after an error.
-func (d *drive) watch(ctx context.Context, follower Follower, after uint64, changed chan<- change) {
-	defer close(changed)
+func (d *drive) watch(ctx context.Context, follower Follower, after uint64) {
+	defer close(d.changed)
 	for ctx.Err() == nil {
 		_, at, err := follower.Next(ctx, after)
 		select {
-		case changed <- change{at, err}:
+		case d.changed <- change{at, err}:
 			after = at
 		case <-ctx.Done():
 		}
@@ -327,14 +347,16 @@ func (d *drive) takeOver(ctx context.Context) error {
 	if err := d.readTurn(ctx); err != nil {
 		return err
 	}
-	err := d.start(ctx, true)
-	if err == nil && d.talk.Resumed() {
-		return nil
+	if !d.info.Sandboxed { // programs in sandboxes end with their runner
+		err := d.start(ctx, true)
+		if err == nil && d.talk.Resumed() {
+			return nil
+		}
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		d.closeConversation()
 	}
-	if ctx.Err() != nil {
-		return ctx.Err()
-	}
-	d.closeConversation()
 	return d.append(ctx, state.Turns, func(b *batch) error {
 		if !b.state.Running {
 			return nil
@@ -342,6 +364,20 @@ func (d *drive) takeOver(ctx context.Context) error {
 		return b.fail("turn_interrupted",
 			"the server that ran the agent was stopped during this turn; send the message again")
 	})
+}
+
+// prepare starts the agent before the first message, if the session asks for it.
+func (d *drive) prepare(ctx context.Context) error {
+	state := &d.log.state
+	if !d.info.Sandboxed || !d.log.session.Prepare || state.Messages > 0 || state.Ended != "" {
+		return nil
+	}
+	err := d.start(ctx, false)
+	if err != nil && ctx.Err() == nil { // the first turn starts it again, and says why it fails
+		d.Log.WarnContext(ctx, "agent not prepared", "session", d.log.session.ID, "org", d.log.session.Org, "error", err)
+		return nil
+	}
+	return err
 }
 
 // readTurn reads the turn in progress. It restores the normaliser, and queues the answers and
@@ -396,7 +432,11 @@ func (d *drive) start(ctx context.Context, running bool) error {
 	talk := &conversation{cancel: cancel, closed: make(chan struct{})}
 	var err error
 	if d.info.Sandboxed {
-		if talk.sandbox, err = d.Sandboxes.Open(ctx, d.log.session); err != nil {
+		if talk.sandbox, err = d.open(ctx); err == nil {
+			err = placeSkills(ctx, talk.sandbox, d.log.session, d.info.SkillsDir)
+		}
+		if err != nil {
+			talk.closeSandbox()
 			cancel()
 			return err
 		}
@@ -422,16 +462,71 @@ func (d *drive) start(ctx context.Context, running bool) error {
 	return nil
 }
 
+// errUnwanted is returned if nobody needs a sandbox any more that is being opened.
+var errUnwanted = errors.New("the turn was ended before its sandbox had started")
+
+// open opens the sandbox of the session. That may take long, and users may end the turn meanwhile.
+func (d *drive) open(ctx context.Context) (Sandbox, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	type opened struct {
+		sandbox Sandbox
+		err     error
+	}
+	done := make(chan opened, 1)
+	go func() {
+		sandbox, err := d.Sandboxes.Open(ctx, d.log.session)
+		done <- opened{sandbox, err}
+	}()
+	giveUp := func(cause error) (Sandbox, error) {
+		cancel()
+		if o := <-done; o.err == nil {
+			o.sandbox.Close()
+		}
+		return nil, cause
+	}
+	for {
+		select {
+		case o := <-done:
+			return o.sandbox, o.err
+		case <-ctx.Done():
+			return giveUp(ctx.Err())
+		case <-d.check.C:
+			if err := d.checkKey(ctx); err != nil {
+				return giveUp(err)
+			}
+		case c := <-d.changed:
+			if err := d.catchUp(ctx, c); err != nil {
+				return giveUp(err)
+			}
+		}
+		turn := d.log.state.Turns
+		interrupted := slices.ContainsFunc(d.appended, func(e *Entry) bool { return e.Interrupt && e.Turn == turn })
+		if interrupted || d.log.state.Ended == EndTerminated {
+			return giveUp(errUnwanted)
+		}
+	}
+}
+
 // closeConversation closes the conversation, if there is one.
 func (d *drive) closeConversation() {
 	if d.talk == nil {
 		return
 	}
+	d.keep()
 	close(d.talk.closed)
 	d.talk.Close()
 	d.talk.closeSandbox()
 	d.talk.cancel()
 	d.talk = nil
+}
+
+// keep keeps the conversation, if it was to end for lack of use.
+func (d *drive) keep() {
+	if d.idle != nil {
+		d.idle.Stop()
+		d.idle = nil
+	}
 }
 
 // closeSandbox closes the sandbox, if there is one.
@@ -511,6 +606,11 @@ func (d *drive) step(ctx context.Context) (done bool, err error) {
 		return false, d.startTurn(ctx)
 	case state.Queued() > 0:
 		return false, d.dropExpired(ctx)
+	case d.talk != nil && d.talk.sandbox != nil && state.Ended == "":
+		if d.idle == nil {
+			d.idle = time.NewTimer(d.KeepAlive)
+		}
+		return false, nil
 	}
 	d.closeConversation()
 	return true, d.finish(ctx)
@@ -548,8 +648,11 @@ func (d *drive) startTurn(ctx context.Context) error {
 	if err != nil || !d.log.state.Running { // the session was terminated or the turn interrupted
 		return err
 	}
+	d.keep()
 	if d.talk == nil {
-		if err := d.start(ctx, false); err != nil {
+		if err := d.start(ctx, false); errors.Is(err, errUnwanted) {
+			return d.append(ctx, d.log.state.Turns, func(b *batch) error { return b.add(&Native{Type: TurnEnded}) })
+		} else if err != nil {
 			return d.failTurn(ctx, "start", err)
 		}
 	}
@@ -641,6 +744,57 @@ func (d *drive) store(ctx context.Context, first report) error {
 	if len(reports) == 0 {
 		return nil
 	}
+	at := slices.IndexFunc(reports, func(n *Native) bool { return n.Type == TurnEnded || n.Type == SessionEnded })
+	if at >= 0 && d.talk.sandbox != nil {
+		if reports[at].Type == SessionEnded {
+			if why := d.talk.sandbox.Lost(ctx); why != "" {
+				return d.loseSandbox(ctx, reports[:at], why)
+			}
+		}
+		if d.log.state.Running {
+			reports = slices.Insert(reports, at, d.saveFiles(ctx)...)
+		}
+	}
 	d.flushed = time.Now()
 	return d.append(ctx, d.log.state.currentTurn(), func(b *batch) error { return b.add(reports...) })
+}
+
+// loseSandbox ends the turn in progress, if there is one, because the sandbox has ended. The next turn gets a new
+// sandbox, with the files as they were last saved.
+func (d *drive) loseSandbox(ctx context.Context, reports []*Native, why string) error {
+	d.closeConversation()
+	return d.append(ctx, d.log.state.currentTurn(), func(b *batch) error {
+		if err := b.add(reports...); err != nil || !b.state.Running {
+			return err
+		}
+		return b.fail("sandbox_lost", why)
+	})
+}
+
+// saveFiles saves the files of the sandbox, and returns reports about what the turn has changed.
+func (d *drive) saveFiles(ctx context.Context) []*Native {
+	ctx, cancel := context.WithTimeout(ctx, saveTimeout)
+	defer cancel()
+	changes, more, err := d.talk.sandbox.Save(ctx)
+	if err != nil {
+		d.Log.WarnContext(ctx, "files of an agent session not saved", "session", d.log.session.ID, "org",
+			d.log.session.Org, "error", err)
+		return []*Native{{Type: ErrorEvent, Synthetic: true, Data: Failure{
+			Code: new("files_not_saved"), Message: "the files of the session were not saved: " + publicMessage(err),
+		}}}
+	}
+	if len(changes) == 0 {
+		return nil
+	}
+	item := Item{
+		NativeID: new(fmt.Sprintf("changes_%d", d.log.state.Turns)), Kind: KindSystem, Role: new(RoleSystem),
+		Status: Completed,
+	}
+	for _, c := range changes {
+		item.Content = append(item.Content, Part{Type: PartFileRef, Path: c.Path, Action: c.Action, Diff: orNil(c.Diff)})
+	}
+	if more {
+		item.Content = append(item.Content, Part{Type: PartStatus, Label: "More files have changed"})
+	}
+	return []*Native{{Type: ItemCompleted, Synthetic: true, Data: ItemData{item}}}
 }

@@ -152,10 +152,14 @@ func (s *Service) Create(ctx context.Context, x *proto.AgentSession) error {
 	case err != nil:
 		return err
 	}
-	if err := s.createLog(ctx, x, agent.Info()); !errors.Is(err, proto.ErrConflict) {
+	// A concurrent ensureLog may have created the log.
+	if err := s.createLog(ctx, x, agent.Info()); err != nil && !errors.Is(err, proto.ErrConflict) {
 		return err
 	}
-	return nil // a concurrent ensureLog has created the log
+	if x.Prepare {
+		return s.Records.Activate(ctx, x.Org, x.ID)
+	}
+	return nil
 }
 
 // ensureLog creates the log of a session that has a record but no log. A gateway may have died

@@ -48,6 +48,7 @@ type profileFlags struct {
 	Preload     []string     `sep:"none" placeholder:"MODULE" help:"Python module to import before an interpreter is forked, such as numpy. Repeatable."`
 	SystemCalls []string     `name:"system-call" sep:"none" placeholder:"NAME" help:"System call to allow beyond the usual ones, such as landlock_create_ruleset. Repeatable."`
 	Terminals   *int         `placeholder:"N" help:"Pseudo-terminals of a program at a time, 0 to 64. Default: 0."`
+	Prepare     *bool        `name:"prepare-agents" negatable:"" help:"Start the sandbox of an agent session and the agent's program when the session is created, not with its first message."`
 }
 
 // profileHelp is the --help text of commands that store a profile.
@@ -73,6 +74,7 @@ type profileFile struct {
 	Preload     any             `json:"preload,omitempty" yaml:"preload"`
 	SystemCalls any             `json:"system_calls,omitempty" yaml:"system_calls"`
 	Terminals   any             `json:"terminals,omitempty" yaml:"terminals"`
+	Prepare     any             `json:"prepare_agents,omitempty" yaml:"prepare_agents"`
 }
 
 // profileDisk is the disk of a [profileFile].
@@ -126,6 +128,7 @@ func (f *profileFlags) flags() (*profileFile, error) {
 	setFlag(&s.Pids, f.Pids)
 	setFlag(&s.OpenFiles, f.OpenFiles)
 	setFlag(&s.Terminals, f.Terminals)
+	setFlag(&s.Prepare, f.Prepare)
 	setFlag(&s.Output, f.Output)
 	setFlag(&s.Isolation, f.Isolation)
 	if len(f.Preload) > 0 {

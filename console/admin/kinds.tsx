@@ -182,6 +182,7 @@ export const profiles: Kind<Sandbox> = {
     ["Output", bytes(p.output as string)],
     ["Open files", p.open_files],
     ["Terminals", p.terminals],
+    ["Agents", p.prepare_agents ? "start with their session" : undefined],
     ["Network", p.network.policy],
     ["Allowed hosts", words(p.network.allow)],
     ["Isolation", p.isolation || undefined],

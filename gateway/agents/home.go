@@ -182,6 +182,26 @@ func (h *Home) MakeDirectory(ctx context.Context, dir string) error {
 	return h.a.public(err)
 }
 
+// HomeLimit returns the size of the largest home in bytes.
+func (a *Agent) HomeLimit() (int64, error) {
+	limit, err := a.m.Opener.HomeLimit(a.r.Context(), &a.i.Key)
+	return limit.Bytes, a.public(err)
+}
+
+// OpenBody calls use with the body of the request, which is decompressed.
+func (a *Agent) OpenBody(w http.ResponseWriter, use func(body io.Reader) error) error {
+	long := a.r.LongBody(a.r.Body, 0)
+	defer long.ClearDeadline()
+	turn := a.m.TurnBody(a.r.Context(), a.org())
+	defer turn.End()
+	body, end, err := web.Decompressed(w, a.r, turn.Encoded(long))
+	if err != nil {
+		return a.public(err)
+	}
+	defer end()
+	return use(turn.Plain(body))
+}
+
 // UnpackBody unpacks the body of the request, a tar, into a directory. It creates the directory if
 // necessary. It calls each with the path of every entry as in the tar, relative to the directory.
 func (h *Home) UnpackBody(w http.ResponseWriter, dir string, each func(path string)) error {
@@ -206,19 +226,12 @@ func (h *Home) unpackBody(w http.ResponseWriter, dir string, each func(path stri
 		return err
 	}
 	defer done()
-	long := r.LongBody(r.Body, 0)
-	defer long.ClearDeadline()
-	turn := a.m.TurnBody(r.Context(), a.org())
-	defer turn.End()
-	body, end, err := web.Decompressed(w, r, turn.Encoded(long))
-	if err != nil {
+	return a.OpenBody(w, func(body io.Reader) error {
+		upload := a.m.Opener.Tar(a.i, body, limit)
+		upload.Entry = each
+		_, err := a.m.Versions.Unpack(r.Context(), a.org(), h.thread, dir, upload)
 		return err
-	}
-	defer end()
-	upload := a.m.Opener.Tar(a.i, turn.Plain(body), limit)
-	upload.Entry = each
-	_, err = a.m.Versions.Unpack(r.Context(), a.org(), h.thread, dir, upload)
-	return err
+	})
 }
 
 // Delete deletes the file or directory at a path. A directory that is not empty needs recursive.

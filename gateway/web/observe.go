@@ -28,13 +28,15 @@ type Info struct {
 	RequestID string
 	Key       proto.Key
 	Session   *proto.Session // nil for a request with an API key
-	Plan      proto.Entitlement
-	Trace     proto.TraceID
-	Err       error
-	Reported  bool // err is part of an answer of status 200
-	Relayed   bool // the answer is that of a program in a sandbox, unless Err is set
-	Rec       *recorder
-	reserved  int64 // bytes of the budget
+	// ModelsOnly means that the request comes from a sandbox, see [FromSandbox].
+	ModelsOnly bool
+	Plan       proto.Entitlement
+	Trace      proto.TraceID
+	Err        error
+	Reported   bool // err is part of an answer of status 200
+	Relayed    bool // the answer is that of a program in a sandbox, unless Err is set
+	Rec        *recorder
+	reserved   int64 // bytes of the budget
 	// read is the part of the budget reserved for data read from the store, in bytes.
 	read atomic.Int64
 	act  *act // nil unless the audit log records the request
@@ -70,8 +72,13 @@ func (r *Request) LongBody(from io.Reader, limit int64) *LongBody {
 // Status returns the status of the answer, 0 before it.
 func (i *Info) Status() int { return i.Rec.status }
 
-// AnswerHeader returns the headers of the answer.
-func (i *Info) AnswerHeader() http.Header { return i.Rec.Header() }
+// AnswerHeader returns the headers of the answer. Those of work without a client are lost.
+func (i *Info) AnswerHeader() http.Header {
+	if i.Rec == nil {
+		return http.Header{}
+	}
+	return i.Rec.Header()
+}
 
 // WithContext returns r with another context.
 func (r *Request) WithContext(ctx context.Context) *Request {

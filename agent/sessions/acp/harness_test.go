@@ -82,6 +82,8 @@ func (h *host) ReadBody(w http.ResponseWriter, decode func([]byte) error) error 
 
 func (h *host) AllowStored(context.Context, bool) error { return h.refused }
 
+func (*host) Profile(context.Context) (proto.Profile, error) { return proto.DefaultProfile(), nil }
+
 func (*host) CheckCaller() error { return nil }
 
 func (h *host) LimitReads(ctx context.Context) (limited context.Context, release func()) {

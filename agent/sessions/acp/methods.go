@@ -203,6 +203,11 @@ func (s *Server) newSession(ctx context.Context, c *call, p *params, info *sessi
 	if err := s.setTools(x, p.MCPServers); err != nil {
 		return nil, "", err
 	}
+	profile, err := c.host.Profile(ctx)
+	if err != nil {
+		return nil, "", err
+	}
+	x.Prepare = profile.PrepareAgents
 	if err := s.Sessions.Create(ctx, x); err != nil {
 		return nil, "", err
 	}

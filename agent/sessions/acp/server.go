@@ -55,6 +55,8 @@ type Host interface {
 	ReadBody(w http.ResponseWriter, decode func(body []byte) error) error
 	// AllowStored returns an error if the server or the organisation has no room to store more.
 	AllowStored(ctx context.Context, background bool) error
+	// Profile returns the sandbox profile of the API key.
+	Profile(ctx context.Context) (proto.Profile, error)
 	// CheckCaller returns an error if the API key has become invalid since the request began.
 	CheckCaller() error
 	// LimitReads returns a context with its own limits for reads of the store, which may outlive the

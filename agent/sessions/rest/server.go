@@ -29,6 +29,8 @@ type Host interface {
 	ReadBody(w http.ResponseWriter, decode func(body []byte) error) error
 	// AllowStored returns an error if the server or the organisation has no room to store more.
 	AllowStored(ctx context.Context, background bool) error
+	// Profile returns the sandbox profile of the API key.
+	Profile(ctx context.Context) (proto.Profile, error)
 	// CheckCaller returns an error if the API key has become invalid since the request began.
 	CheckCaller() error
 	// UntilDrain returns a context that is cancelled when the server begins to shut down.

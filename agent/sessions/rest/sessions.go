@@ -174,6 +174,11 @@ func (s *Server) createSession(w http.ResponseWriter, r *http.Request) error {
 	if err := host.AllowStored(r.Context(), false); err != nil {
 		return err
 	}
+	profile, err := host.Profile(r.Context())
+	if err != nil {
+		return err
+	}
+	x.Prepare = profile.PrepareAgents
 	if err := s.Service.Create(r.Context(), x); err != nil {
 		return err
 	}

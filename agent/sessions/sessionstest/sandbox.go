@@ -120,7 +120,6 @@ type Sandboxes struct {
 
 	mu     sync.Mutex
 	starts int
-	saves  int64
 }
 
 // Open implements [sessions.Sandboxes].
@@ -202,12 +201,9 @@ func (b *sandbox) WriteFile(_ context.Context, path string, content []byte) erro
 	return os.WriteFile(path, content, 0o600)
 }
 
-func (b *sandbox) Save(context.Context) (int64, error) {
-	b.Sandboxes.mu.Lock()
-	defer b.Sandboxes.mu.Unlock()
-	b.saves++
-	return b.saves, nil
-}
+func (b *sandbox) Save(context.Context) ([]sessions.FileChange, bool, error) { return nil, false, nil }
+
+func (b *sandbox) Lost(context.Context) string { return "" }
 
 func (b *sandbox) Close() {
 	b.mu.Lock()

@@ -25,8 +25,10 @@ type World struct {
 	*sessions.Service
 	T      *testing.T
 	Stored *agentsessions.Sessions
-	// Sandboxes are where agents run. It must be set before Lead is called, if an agent needs it.
+	// Sandboxes are where agents run, and KeepAlive how long they are kept after a turn. They must be set before
+	// Lead is called, if an agent needs them.
 	Sandboxes sessions.Sandboxes
+	KeepAlive time.Duration
 	// KeyRevoked makes the API key of all sessions invalid.
 	KeyRevoked atomic.Bool
 	mu         sync.Mutex
@@ -57,7 +59,7 @@ func New(t *testing.T, st *store.Store, agents ...sessions.Agent) *World {
 // Lead drives sessions until stop is called or the test ends.
 func (w *World) Lead() (stop func()) {
 	runner := &sessions.Runner{
-		Logs: w.Logs, Records: w.Stored, Agent: w.Agent, Sandboxes: w.Sandboxes, Log: storetest.Log(w.T),
+		Logs: w.Logs, Records: w.Stored, Agent: w.Agent, Sandboxes: w.Sandboxes, KeepAlive: w.KeepAlive, Log: storetest.Log(w.T),
 		CheckKey: func(context.Context, string) error {
 			if w.KeyRevoked.Load() {
 				return &proto.Rejection{Reason: proto.RejectedKey}

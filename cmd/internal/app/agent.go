@@ -92,7 +92,7 @@ func (s *system) serveAgents(ctx context.Context, server *gateway.Server, r *rol
 		Prefixes: []string{anthropic.Prefix + "/"},
 	}
 	messages := &anthropic.Server{Upstream: up, Host: func(r *http.Request) agent.RequestHost {
-		return server.Agents().ForRequest(r)
+		return modelHost(server, r)
 	}, Runs: runs, Log: s.log}
 	for _, route := range messages.Routes() {
 		surface.Routes = append(surface.Routes, web.SurfaceRow(route))
@@ -102,7 +102,7 @@ func (s *system) serveAgents(ctx context.Context, server *gateway.Server, r *rol
 		Prefixes:   []string{responses.OpenAIPrefix + "/", responses.PerplexityPrefix + "/"},
 	}
 	answers := &responses.Server{
-		Upstream: up, Completions: up, Host: func(r *http.Request) agent.RequestHost { return server.Agents().ForRequest(r) },
+		Upstream: up, Completions: up, Host: func(r *http.Request) agent.RequestHost { return modelHost(server, r) },
 		Runs: runs, Log: s.log,
 		Notify: func(ctx context.Context, org, key, name string, body any) error {
 			url := s.webhooks.settings.Webhook(org, key).URL

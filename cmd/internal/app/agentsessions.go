@@ -3,6 +3,7 @@ package app
 import (
 	"context"
 	"fmt"
+	"net/http"
 	"time"
 
 	"github.com/bullpen-run/bullpen/agent/sessions"
@@ -10,6 +11,7 @@ import (
 	"github.com/bullpen-run/bullpen/agent/sessions/claude"
 	"github.com/bullpen-run/bullpen/agent/sessions/mock"
 	"github.com/bullpen-run/bullpen/gateway"
+	"github.com/bullpen-run/bullpen/gateway/agentsandboxes"
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/scheduler/agentlogs"
 	"github.com/bullpen-run/bullpen/scheduler/agentsessions"
@@ -29,15 +31,20 @@ func (s *system) serveAgentSessions(ctx context.Context, server *gateway.Server,
 	}
 	logs := sessionLogs{&stored.Logs}
 	service := &sessions.Service{Records: stored, Logs: logs, Agents: s.sessionAgents()}
-	s.serveSandboxAgent(server, service)
+	boxes := &agentsandboxes.Sandboxes{
+		Live: s.live, Keys: s.admission, Threads: s.threads, Versions: s.versions(), Log: s.log,
+		Server: http.HandlerFunc(func(w http.ResponseWriter, request *http.Request) { r.api.ServeHTTP(w, request) }),
+	}
+	s.serveSandboxAgent(server, service, boxes)
 	configs, err := agentsessions.OpenConfigs(ctx, s.store, s.log)
 	if err != nil {
 		return err
 	}
-	s.serveACP(server, &acp.Server{Sessions: service, Logs: logs, Configs: configs})
+	s.serveACP(server, &acp.Server{Sessions: service, Logs: logs, Configs: configs}, boxes)
 	runner := &sessions.Runner{
 		Logs: logs, Records: stored, Agent: service.Agent, CheckKey: s.admission.CheckKey,
-		Notify: s.notifySession, Log: s.log,
+		Notify: s.notifySession, Log: s.log, KeepAlive: s.cfg.AgentIdle,
+		Sandboxes: sessionSandboxes{boxes},
 	}
 	engine := stored.Engine(runner.CarryOut, s.cfg.Retention, s.instance, s.log)
 	r.base = append(r.base, part{"agent sessions", stored.Run}, part{"configurations of agents' tools", configs.Run})

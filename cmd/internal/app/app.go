@@ -14,6 +14,7 @@ import (
 	"sync"
 	"time"
 
+	gatewaysandboxes "github.com/bullpen-run/bullpen/gateway/sandboxes"
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/scheduler/admission"
 	"github.com/bullpen-run/bullpen/scheduler/agentruns"
@@ -107,6 +108,7 @@ type system struct {
 	agentRuns    *agentruns.Runs           // nil without the gateway role
 	pipelines    *pipelines.Pipelines      // nil without the gateway role
 	sandboxes    *sandboxes.Sandboxes      // nil without the gateway role
+	live         *gatewaysandboxes.Service // of sandboxes; nil without the gateway role
 	history      *schedulerhistory.History // nil without the gateway role
 	usage        *usage.Usage              // nil without the gateway role
 	orgs         *registry.Orgs            // nil without the gateway role

@@ -2,20 +2,94 @@ package app
 
 import (
 	"context"
+	"io"
 	"net/http"
+	"path"
+	"strings"
 
 	"github.com/bullpen-run/bullpen/agent/sessions"
 	"github.com/bullpen-run/bullpen/agent/sessions/acp"
 	"github.com/bullpen-run/bullpen/agent/sessions/rest"
 	"github.com/bullpen-run/bullpen/gateway"
 	"github.com/bullpen-run/bullpen/gateway/agents"
+	"github.com/bullpen-run/bullpen/gateway/agentsandboxes"
 	"github.com/bullpen-run/bullpen/gateway/web"
+	"github.com/bullpen-run/bullpen/proto"
 )
 
 // sessionHost adapts the agent of a request to [rest.Host] and [acp.Host].
-type sessionHost struct{ *agents.Agent }
+type sessionHost struct {
+	*agents.Agent
+	request   *web.Request
+	sandboxes *agentsandboxes.Sandboxes
+}
 
-func (h sessionHost) Home(thread string) rest.Home { return h.Agent.Home(thread) }
+// Home returns the files of a thread: as a sandbox has them if one runs, and else as they are stored.
+func (h sessionHost) Home(thread string) rest.Home {
+	stored := h.Agent.Home(thread)
+	org, _ := h.Caller()
+	running, err := h.sandboxes.Home(org, thread)
+	if err != nil || running == nil {
+		return sessionHome{stored, h, thread}
+	}
+	return liveHome{running, sessionHome{stored, h, thread}}
+}
+
+// sessionHome is the stored home of a session.
+type sessionHome struct {
+	*agents.Home
+	host   sessionHost
+	thread string
+}
+
+// Remove removes the thread. It first stops the sandbox that uses it, if there is one.
+func (h sessionHome) Remove(ctx context.Context) error {
+	org, key := h.host.Caller()
+	if err := h.host.sandboxes.Stop(ctx, org, key, h.thread); err != nil {
+		return err
+	}
+	return h.Home.Remove(ctx)
+}
+
+// liveHome is the home of a session whose sandbox runs.
+type liveHome struct {
+	*agentsandboxes.Home
+	stored sessionHome
+}
+
+// PutBody implements [rest.Home].
+func (h liveHome) PutBody(_ http.ResponseWriter, name string) (int64, error) {
+	limit, err := h.stored.host.HomeLimit()
+	if err != nil {
+		return 0, err
+	}
+	return h.Home.PutBody(h.stored.host.request, name, limit)
+}
+
+// UnpackBody implements [rest.Home].
+func (h liveHome) UnpackBody(w http.ResponseWriter, dir string, each func(path string)) error {
+	return h.stored.host.OpenBody(w, func(body io.Reader) error {
+		return h.Home.Unpack(h.stored.host.request.Context(), body, dir, each)
+	})
+}
+
+// Remove implements [rest.Home].
+func (h liveHome) Remove(ctx context.Context) error { return h.stored.Remove(ctx) }
+
+func newSessionHost(server *gateway.Server, boxes *agentsandboxes.Sandboxes, r *http.Request) sessionHost {
+	return sessionHost{server.Agents().ForRequest(r), web.RequestOf(r), boxes}
+}
+
+// HomePath returns the path of the home in the sandboxes of sessions.
+func (sessionHost) HomePath() string { return proto.SandboxHome }
+
+// CleanPath returns a path relative to the home.
+func (h sessionHost) CleanPath(name string) (string, error) {
+	if clean := path.Clean(name); clean == proto.SandboxHome || strings.HasPrefix(clean, proto.SandboxHome+"/") {
+		return proto.CleanFilePath(proto.SandboxHome, name)
+	}
+	return h.Agent.CleanPath(name)
+}
 
 // RemoveHome removes the thread that holds a session's files, if it exists.
 func (h sessionHost) RemoveHome(ctx context.Context, thread string) error {
@@ -23,10 +97,12 @@ func (h sessionHost) RemoveHome(ctx context.Context, thread string) error {
 }
 
 // serveSandboxAgent adds the routes of the Sandbox Agent API to server.
-func (s *system) serveSandboxAgent(server *gateway.Server, service *sessions.Service) {
+func (s *system) serveSandboxAgent(
+	server *gateway.Server, service *sessions.Service, boxes *agentsandboxes.Sandboxes,
+) {
 	routes := &rest.Server{
 		Service: service, Log: s.log,
-		Host: func(r *http.Request) rest.Host { return sessionHost{server.Agents().ForRequest(r)} },
+		Host: func(r *http.Request) rest.Host { return newSessionHost(server, boxes, r) },
 	}
 	surface := web.Surface{
 		WriteError: rest.WriteError, Key: rest.Token, Cookies: true, Prefixes: []string{rest.Prefix + "/"},
@@ -43,9 +119,9 @@ func (s *system) serveSandboxAgent(server *gateway.Server, service *sessions.Ser
 }
 
 // serveACP adds the routes of the agent client protocol to server.
-func (s *system) serveACP(server *gateway.Server, routes *acp.Server) {
+func (s *system) serveACP(server *gateway.Server, routes *acp.Server, boxes *agentsandboxes.Sandboxes) {
 	routes.Version, routes.Wait, routes.Log = Version(), acp.DefaultWait, s.log
-	routes.Host = func(r *http.Request) acp.Host { return sessionHost{server.Agents().ForRequest(r)} }
+	routes.Host = func(r *http.Request) acp.Host { return newSessionHost(server, boxes, r) }
 	surface := web.Surface{WriteError: routes.WriteError, Key: rest.Token}
 	list := routes.Routes(false)
 	if s.cfg.AgentSessionsAtRoot {

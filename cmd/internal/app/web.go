@@ -183,19 +183,19 @@ func (s *system) gateway(ctx context.Context) (*gateway.Server, []part, error) {
 		Problems: s.problems,
 		FromZero: s.cfg.Autoscale != AutoscaleNone, AgentFiles: agentFiles, Spool: s.newSpool,
 	}
-	live := &gatewaysandboxes.Routes{Service: &gatewaysandboxes.Service{
+	s.live = &gatewaysandboxes.Service{
 		Core: &server.Core, Store: s.sandboxes, Admission: s.admission, Jobs: s.queue, Submissions: submitter,
 		Events:    eventLog{s.events},
 		Tunnels:   &gatewaysandboxes.Tunnels{Endpoints: &sandboxes.Endpoints{Store: s.store}},
 		TicketKey: keys.Derived("tickets of sandboxes"),
-	}}
-	s.serveE2B(server, live.Service, keys)
+	}
+	s.serveE2B(server, s.live, keys)
 	counters := overview.NewCounters()
 	follower := &activity.Follower{
 		Store: s.store, OnChange: feed.Changed, OnQueued: counters.Queued, OnEnded: counters.Ended, Log: s.log,
 	}
 	server.Groups = []web.Group{
-		live,
+		&gatewaysandboxes.Routes{Service: s.live},
 		&overview.Routes{
 			Core: &server.Core, Counters: counters, Queue: s.queue, Stats: s.queue, Sandboxes: s.sandboxes, Problems: s.problems,
 		},
