@@ -37,6 +37,15 @@ type Item struct {
 	Thinking *Thinking
 	Call     *Call
 	Result   *Result
+	// Cache, if not nil, marks the end of a prefix of the conversation that the model's server is to
+	// cache, in the form of Anthropic's protocol. Other servers cache by themselves.
+	Cache json.RawMessage
+}
+
+// Instruction is a part of what a model is told before the conversation.
+type Instruction struct {
+	Text  string
+	Cache json.RawMessage // as [Item.Cache]
 }
 
 // Document is a file from the user for a model that can read files.
@@ -54,8 +63,8 @@ type Thinking struct {
 	Redacted  string `json:"redacted,omitempty"` // in place of Text, for the server alone
 }
 
-// Image is a picture from the user: its content in Base64, with its media type. It is never a URL,
-// which the model server would fetch from inside the operator's network.
+// Image is a picture from the user or a tool: its content in Base64, with its media type. It is never a
+// URL, which the model server would fetch from inside the operator's network.
 type Image struct {
 	MediaType string
 	Base64    string
@@ -75,6 +84,8 @@ type Call struct {
 type Result struct {
 	CallID string
 	Text   string
+	// Items, if not nil, are the result in place of Text: texts, images and documents of the user.
+	Items  []Item
 	Failed bool
 }
 
@@ -83,6 +94,7 @@ type Definition struct {
 	Name        string
 	Description string
 	Schema      json.RawMessage // JSON schema of the arguments
+	Cache       json.RawMessage // as [Item.Cache]
 }
 
 // Choice is which tools the model must call.
@@ -101,7 +113,7 @@ type Format struct {
 // Turn asks a model to continue a conversation.
 type Turn struct {
 	Model       string
-	System      string
+	System      []Instruction
 	Items       []Item
 	Tools       []Definition
 	Choice      Choice
@@ -110,14 +122,47 @@ type Turn struct {
 	Temperature *float64
 	TopP        *float64
 	Stop        []string
+	// Serial is set if the model must make at most one call.
+	Serial bool
 	// Thinking configures the model's thinking, in the form of Anthropic's protocol; nil for its
 	// default.
 	Thinking json.RawMessage
-	// OnThinking, if not nil, is called with each of a reply's thinking blocks as it arrives.
-	// Servers with another protocol do not report any.
+	// Anthropic and OpenAI are settings for servers with that protocol only: others would refuse them.
+	Anthropic AnthropicSettings
+	OpenAI    OpenAISettings
+	// OnThinking, if not nil, is called with each of a reply's thinking blocks when it is complete.
 	OnThinking func(*Thinking) error
+	// OnThinkingPart, if not nil, is called with each part of the text of a thinking block as it
+	// arrives, before OnThinking.
+	OnThinkingPart func(string) error
+	// OnCallPart, if not nil, is called with each part of a call as it arrives.
+	OnCallPart func(*CallPart) error
 	// Patient is set if only this server can retry: it then waits for a busy upstream.
 	Patient bool
+}
+
+// AnthropicSettings are settings of Anthropic's protocol, in its form.
+type AnthropicSettings struct {
+	Betas   []string        // names of features that a client needs
+	Context json.RawMessage // which parts of the conversation the server removes; nil for none
+	Effort  string          // how much work the model puts into its reply; empty for its default
+	// AutoCache marks the conversation so far to be cached. It is set for clients of protocols without
+	// [Item.Cache], whose servers do so unasked.
+	AutoCache bool
+}
+
+// OpenAISettings are settings of OpenAI's protocol, in its form. Empty ones are left out.
+type OpenAISettings struct {
+	Effort    string // of reasoning
+	Verbosity string
+}
+
+// CallPart is a part of a call by a model.
+type CallPart struct {
+	Call      int    // the place of the call in [Reply.Calls]
+	Name      string // of the tool
+	Arguments string // continues those of earlier parts
+	End       bool   // the call is complete, if the server says so
 }
 
 // Finish is why a model's reply ended.
@@ -187,6 +232,7 @@ type UpstreamKind string
 // The kinds.
 const (
 	UpstreamRejected    UpstreamKind = "rejected"     // the request cannot be answered; Message says why
+	UpstreamTooLong     UpstreamKind = "too_long"     // the conversation is longer than the model can read
 	UpstreamNoModel     UpstreamKind = "no_model"     // there is no model of that name
 	UpstreamRateLimited UpstreamKind = "rate_limited" // too many requests
 	UpstreamOverloaded  UpstreamKind = "overloaded"   // it cannot answer now
@@ -256,6 +302,10 @@ type Run struct {
 	// Reserve reserves memory for n more bytes of text that the run keeps until its end. An error
 	// ends the run, which returns it.
 	Reserve func(n int64) error
+	// Parts is set if the log receives the parts of thinking and of calls, too. A turn's calls of the
+	// client's tools are then passed on as they arrive, even with arguments that are no JSON object,
+	// unless there are tools of this side.
+	Parts bool
 	// Defer applies to turns that call the client's tools, too: this server's calls are then left
 	// to the continuing run. Otherwise they are carried out before the run ends.
 	Defer bool
@@ -279,12 +329,18 @@ type EventKind string
 const (
 	EventText    EventKind = "text"    // Text continues the text of an item
 	EventTextEnd EventKind = "textEnd" // the item has all its text, which is Text
-	EventThought EventKind = "thought" // Thinking is an item
-	EventTurn    EventKind = "turn"    // Reply is the rest of the model's reply; it is not part of the output
-	EventCall    EventKind = "call"    // Call is an item; with arguments that are not executed, they are empty
-	EventChange  EventKind = "change"  // Outcome, once its Change is applied; it is not part of the output
-	EventResult  EventKind = "result"  // Outcome of Call is an item
-	EventEnd     EventKind = "end"     // End: nothing follows
+	// EventThinking continues the thinking of an item by Text. It is not stored.
+	EventThinking EventKind = "thinking"
+	EventThought  EventKind = "thought" // Thought is an item, or all of the item that was begun
+	// EventCallPart continues the arguments of Call, an item without arguments, by Text. It is not
+	// stored.
+	EventCallPart EventKind = "callPart"
+	EventTurn     EventKind = "turn" // Reply is the rest of the model's reply; it is not part of the output
+	// EventCall is an item, or all of the call that was begun; arguments that are not executed are empty.
+	EventCall   EventKind = "call"
+	EventChange EventKind = "change" // Outcome, once its Change is applied; it is not part of the output
+	EventResult EventKind = "result" // Outcome of Call is an item
+	EventEnd    EventKind = "end"    // End: nothing follows
 )
 
 // Event is something that happened in a run. Item counts the items of the output from 0: texts,

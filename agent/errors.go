@@ -37,6 +37,8 @@ func Public(err error) *api.Error {
 	switch up.Kind {
 	case UpstreamRejected:
 		e.Code = api.CodeValidation
+	case UpstreamTooLong:
+		e.Code, e.Reason = api.CodeValidation, api.ReasonTooLong
 	case UpstreamNoModel:
 		e.Code = api.CodeNotFound
 	case UpstreamRateLimited:

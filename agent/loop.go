@@ -63,6 +63,7 @@ type loop struct {
 	deadline time.Time
 	item     int // the number of items in the output
 	made     int // calls of this side's tools
+	passed   int // calls of the turn that were passed on as they arrived
 	end      End
 }
 
@@ -169,31 +170,48 @@ func (l *loop) ask(ctx context.Context) (*Reply, error) {
 		if err := l.run.Reserve(int64(len(thought.Text) + len(thought.Signature) + len(thought.Redacted))); err != nil {
 			return err
 		}
-		if err := text.finish(ctx); err != nil { // a model may think again after saying something
+		if err := text.end(ctx); err != nil { // a model may think again after saying something
 			return err
 		}
-		l.addText(text.text.String())
-		text.text.Reset()
 		l.turn.Items = append(l.turn.Items, Item{Role: RoleAssistant, Thinking: thought})
 		_, err := l.appendItem(ctx, Event{Kind: EventThought, Thought: thought})
 		return err
 	}
+	calls := &passedCalls{loop: l, text: text}
+	l.turn.OnThinkingPart, l.turn.OnCallPart = nil, nil
+	if l.run.Parts {
+		l.turn.OnThinkingPart = func(part string) error { return l.thinkingPart(ctx, text, part) }
+	}
+	if l.run.Parts && !slices.ContainsFunc(l.run.Tools, func(t Tool) bool { return t.Execute != nil }) {
+		l.turn.OnCallPart = func(part *CallPart) error { return calls.add(ctx, part) }
+	}
+	l.passed = 0
 	before := len(l.turn.Items)
-	reply, err := l.up.Stream(ctx, &l.turn, func(part string) error { return text.add(ctx, part) })
+	reply, err := l.up.Stream(ctx, &l.turn, func(part string) error {
+		if calls.open() { // the item of a text cannot begin within another one
+			calls.later = append(calls.later, part)
+			return nil
+		}
+		return text.add(ctx, part)
+	})
 	if err != nil {
 		l.turn.Items = l.turn.Items[:before]
 		return nil, err
 	}
-	if err := text.finish(ctx); err != nil {
+	if err := calls.finish(ctx, reply); err != nil {
 		return nil, err
 	}
-	l.addText(text.text.String())
+	if err := text.end(ctx); err != nil {
+		return nil, err
+	}
 	// One surplus call is kept: its outcome informs the model about all of them.
 	reply.Calls = reply.Calls[:min(len(reply.Calls), MaxCalls+1)]
 	for i := range reply.Calls {
 		call := &reply.Calls[i]
-		if err := l.run.Reserve(int64(len(call.Name) + len(call.Arguments))); err != nil {
-			return nil, err
+		if l.passed == 0 { // the parts of others have their memory
+			if err := l.run.Reserve(int64(len(call.Name) + len(call.Arguments))); err != nil {
+				return nil, err
+			}
 		}
 		if !isObject(call.Arguments) {
 			call.Arguments, call.Malformed = json.RawMessage("{}"), true
@@ -256,6 +274,9 @@ func (l *loop) recordedReply(ctx context.Context) (*Reply, error) {
 func (l *loop) calls(ctx context.Context, calls []Call) (Reason, error) {
 	if len(calls) == 0 {
 		return ReasonDone, nil
+	}
+	if l.passed > 0 { // the client has them
+		return ReasonCalls, nil
 	}
 	l.turn.Choice = Choice{} // a forced call was made; another one would never end
 	var own []*Call
@@ -407,6 +428,16 @@ func (t *textItem) add(ctx context.Context, part string) error {
 	return t.loop.log.Append(ctx, Event{Kind: EventText, Item: t.loop.item, Text: part})
 }
 
+// end ends the item, and makes it part of the conversation. More text would be another item.
+func (t *textItem) end(ctx context.Context) error {
+	if err := t.finish(ctx); err != nil {
+		return err
+	}
+	t.loop.addText(t.text.String())
+	t.text.Reset()
+	return nil
+}
+
 // finish appends the end of the item, if the turn had text.
 func (t *textItem) finish(ctx context.Context) error {
 	if t.text.Len() == 0 {
@@ -421,17 +452,17 @@ func (t *textItem) finish(ctx context.Context) error {
 type Exchange struct {
 	Role    Role
 	Items   []Item // texts, images and calls
-	Results []Result
+	Results []Item // each with a Result
 }
 
 // Exchanges returns a conversation in the form required by model protocols: the roles alternate,
 // and the results of all calls of an exchange follow it. Later results are moved there. A call
 // without a result gets a placeholder, since models would refuse the conversation otherwise.
 func Exchanges(items []Item) []Exchange {
-	results := map[string]*Result{}
-	for _, item := range items {
-		if item.Result != nil {
-			results[item.Result.CallID] = item.Result
+	results := map[string]*Item{}
+	for i := range items {
+		if r := items[i].Result; r != nil {
+			results[r.CallID] = &items[i]
 		}
 	}
 	var list []Exchange
@@ -445,7 +476,8 @@ func Exchanges(items []Item) []Exchange {
 			if r := results[id]; r != nil {
 				x.Results = append(x.Results, *r)
 			} else {
-				x.Results = append(x.Results, Result{CallID: id, Text: "The call was not carried out.", Failed: true})
+				x.Results = append(x.Results,
+					Item{Result: &Result{CallID: id, Text: "The call was not carried out.", Failed: true}})
 			}
 		}
 		list, open = append(list, x), nil

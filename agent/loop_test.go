@@ -225,7 +225,7 @@ func TestConversationsAreComplete(t *testing.T) {
 	for _, x := range agent.Exchanges(items) {
 		text := string(x.Role)
 		for _, r := range x.Results {
-			text += fmt.Sprintf(" %s=%s", r.CallID, r.Text)
+			text += fmt.Sprintf(" %s=%s", r.Result.CallID, r.Result.Text)
 		}
 		for _, item := range x.Items {
 			if text += " " + item.Text; item.Call != nil {

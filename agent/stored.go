@@ -145,6 +145,12 @@ func (l *StoredLog) Start(ctx context.Context, s *Start) error {
 
 // Append implements [Log].
 func (l *StoredLog) Append(ctx context.Context, e Event) error {
+	if e.Kind == EventThinking || e.Kind == EventCallPart { // what follows has all of it
+		if l.To == nil {
+			return nil
+		}
+		return l.To.Append(ctx, e)
+	}
 	if err := l.store(ctx, &e); err != nil || l.To == nil {
 		return err
 	}

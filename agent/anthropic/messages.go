@@ -33,6 +33,7 @@ type run struct {
 	container *container
 	message   message // without its content
 	created   time.Time
+	thinks    bool // the client sees what the model thinks
 }
 
 func (s *Server) createMessage(w http.ResponseWriter, r *http.Request) error {
@@ -45,11 +46,12 @@ func (s *Server) createMessage(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
+	req.betas = betasOf(r.Header)
 	run, err := newRun(r.Context(), host, req, "msg_"+rand.Text(), nil)
 	if err != nil {
 		return agent.ClientError(err)
 	}
-	if req.Stream {
+	if run.Parts = req.Stream; req.Stream {
 		return s.stream(w, r, run)
 	}
 	c := &collector{run: run}
@@ -91,25 +93,28 @@ func newRun(ctx context.Context, host agent.Host, req *request, id string, start
 	if err := c.upload(ctx, talk, req.Container != "", started != nil); err != nil {
 		return nil, err
 	}
-	var system []string
+	var system []agent.Instruction
 	for i := range req.System {
-		system = append(system, req.System[i].Text)
+		system = append(system, agent.Instruction{Text: req.System[i].Text, Cache: ifSet(req.System[i].Cache)})
 	}
 	r := &run{
 		Run: agent.Run{
 			Turn: agent.Turn{
-				Model: req.Model, System: strings.Join(system, "\n"), Items: talk.items, MaxTokens: req.MaxTokens,
+				Model: req.Model, System: system, Items: talk.items, MaxTokens: req.MaxTokens,
 				Format:      req.format(),
-				Temperature: req.Temperature, TopP: req.TopP, Stop: req.Stop, Thinking: thinkingOf(req),
+				Temperature: req.Temperature, TopP: req.TopP, Stop: req.Stop, Thinking: ifSet(req.Thinking),
+				Anthropic: agent.AnthropicSettings{
+					Betas: req.betas, Context: ifSet(req.Context), Effort: req.OutputConfig.Effort,
+				},
 			},
 			Tools: set.all(c), NewCallID: newCallID, Reserve: host.Reserve, Steps: maxSteps, Wall: maxWall,
 			Defer: set.revision != pythonTool, // clients of the first revision expect each result in the message of its call
 		},
-		container: c, created: created,
+		container: c, created: created, thinks: req.thinks(),
 		message: message{ID: id, Type: "message", Role: "assistant", Model: req.Model, Content: []any{}},
 	}
 	if choice := req.ToolChoice; choice != nil {
-		r.Turn.Choice = agent.Choice{Mode: choice.Type, Name: choice.Name}
+		r.Turn.Choice, r.Turn.Serial = agent.Choice{Mode: choice.Type, Name: choice.Name}, choice.Serial
 		switch choice.Type {
 		case "auto", "any", "none", "tool":
 		default:
@@ -241,7 +246,7 @@ func blockOf(e *agent.Event) any {
 		if e.Thought.Redacted != "" {
 			return &redactedBlock{"redacted_thinking", e.Thought.Redacted}
 		}
-		return &thinkingBlock{"thinking", e.Thought.Text, e.Thought.Signature}
+		return &thinkingBlock{"thinking", e.Thought.Text, cmp.Or(e.Thought.Signature, unsigned)}
 	case agent.EventCall:
 		kind := "tool_use"
 		if e.Server {
@@ -263,7 +268,7 @@ type collector struct {
 
 // Append implements [agent.Log].
 func (c *collector) Append(_ context.Context, e agent.Event) error {
-	if b := blockOf(&e); b != nil {
+	if b := blockOf(&e); b != nil && (e.Kind != agent.EventThought || c.run.thinks) {
 		c.run.message.Content = append(c.run.message.Content, b)
 	}
 	if e.Kind == agent.EventEnd {
@@ -286,14 +291,8 @@ func (s *Server) countTokens(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	n := 0
-	for _, item := range talk.items {
-		n += len(item.Text)
-		if item.Call != nil {
-			n += len(item.Call.Arguments)
-		}
-		if item.Result != nil {
-			n += len(item.Result.Text)
-		}
+	for i := range talk.items {
+		n += textBytes(&talk.items[i])
 	}
 	for i := range req.System {
 		n += len(req.System[i].Text)
@@ -301,7 +300,35 @@ func (s *Server) countTokens(w http.ResponseWriter, r *http.Request) error {
 	for _, t := range req.Tools {
 		n += len(t)
 	}
-	const bytesPerToken = 4 // of English text, roughly
 	writeJSON(w, http.StatusOK, map[string]int{"input_tokens": (n + bytesPerToken - 1) / bytesPerToken})
 	return nil
+}
+
+const (
+	bytesPerToken = 4 // of English text, roughly
+	imageTokens   = 1600
+	// documentBytes is how much of a document's Base64 is like a byte of text.
+	documentBytes = 8
+)
+
+// textBytes returns the bytes of an item, or what is as much for a model.
+func textBytes(item *agent.Item) int {
+	switch {
+	case item.Call != nil:
+		return len(item.Call.Arguments)
+	case item.Thinking != nil:
+		return len(item.Thinking.Text)
+	case item.Image != nil:
+		return imageTokens * bytesPerToken
+	case item.Document != nil:
+		return len(item.Document.Base64) / documentBytes
+	case item.Result != nil:
+		n := len(item.Result.Text)
+		for i := range item.Result.Items {
+			n += textBytes(&item.Result.Items[i])
+		}
+		return n
+	default:
+		return len(item.Text)
+	}
 }

@@ -102,10 +102,15 @@ var errorTypes = map[int]string{
 	statusOverloaded:                 "overloaded_error",
 }
 
-// statusOf returns the status and the type of an error's answer.
+// statusOf returns the status and the type of an error's answer. Programs that repeat requests after a
+// limit or a failure end their turn at once without permission.
 func statusOf(e *api.Error) (status int, kind string) {
 	status = e.Code.Status()
 	switch e.Code {
+	case api.CodeUnauthorized, api.CodeRateLimited, api.CodeInternal:
+		if e.Permanent && e.Reason != api.ReasonCallsMade {
+			status = http.StatusForbidden
+		}
 	case api.CodeServiceUnavailable, api.CodeDiskFull:
 		status = statusOverloaded
 	case api.CodeConflict, api.CodeRequestTimeout:

@@ -13,8 +13,9 @@ import (
 // streamer makes an answer of server-sent events.
 type streamer struct {
 	agent.Stream
-	run  *run
-	open int // the item whose text has begun, -1 for none
+	run    *run
+	open   int // the item that has begun, -1 for none
+	hidden int // items that the client does not see
 }
 
 // stream answers with the events of a run.
@@ -40,44 +41,80 @@ func (s *Server) stream(w http.ResponseWriter, r *http.Request, run *run) error 
 }
 
 func (s *streamer) add(e *agent.Event) {
+	at := e.Item - s.hidden
 	switch e.Kind {
 	case agent.EventText:
-		if s.open != e.Item {
-			s.open = e.Item
-			s.Add("content_block_start", blockStart{"content_block_start", e.Item, &textBlock{Type: "text"}})
-		}
-		s.Add("content_block_delta", blockDelta{"content_block_delta", e.Item, textDelta{"text_delta", e.Text}})
+		s.begin(at, &textBlock{Type: "text"})
+		s.delta(at, textDelta{"text_delta", e.Text})
 	case agent.EventTextEnd:
-		s.Add("content_block_stop", blockStop{"content_block_stop", e.Item})
-	case agent.EventThought:
-		thought := blockOf(e)
-		if block, ok := thought.(*thinkingBlock); ok {
-			thought = &thinkingBlock{Type: block.Type}
-			s.Add("content_block_start", blockStart{"content_block_start", e.Item, thought})
-			s.Add("content_block_delta",
-				blockDelta{"content_block_delta", e.Item, thinkingDelta{"thinking_delta", block.Thinking}})
-			s.Add("content_block_delta",
-				blockDelta{"content_block_delta", e.Item, signatureDelta{"signature_delta", block.Signature}})
-		} else {
-			s.Add("content_block_start", blockStart{"content_block_start", e.Item, thought})
+		s.end(at)
+	case agent.EventThinking:
+		if s.run.thinks {
+			s.begin(at, &thinkingBlock{Type: "thinking"})
+			s.delta(at, thinkingDelta{"thinking_delta", e.Text})
 		}
-		s.Add("content_block_stop", blockStop{"content_block_stop", e.Item})
+	case agent.EventThought:
+		s.thought(at, e)
+	case agent.EventCallPart:
+		s.begin(at, blockOf(&agent.Event{Kind: agent.EventCall, Call: e.Call}))
+		s.delta(at, jsonDelta{"input_json_delta", e.Text})
 	case agent.EventCall:
-		use, arguments := blockOf(e), e.Call.Arguments
-		use.(*useBlock).Input = json.RawMessage("{}") //nolint:forcetypeassert // of this kind of event
-		s.Add("content_block_start", blockStart{"content_block_start", e.Item, use})
-		s.Add("content_block_delta",
-			blockDelta{"content_block_delta", e.Item, jsonDelta{"input_json_delta", string(arguments)}})
-		s.Add("content_block_stop", blockStop{"content_block_stop", e.Item})
+		if s.open != at {
+			use, arguments := blockOf(e), e.Call.Arguments
+			use.(*useBlock).Input = json.RawMessage("{}") //nolint:forcetypeassert // of this kind of event
+			s.begin(at, use)
+			s.delta(at, jsonDelta{"input_json_delta", string(arguments)})
+		}
+		s.end(at)
 	case agent.EventResult:
-		s.Add("content_block_start", blockStart{"content_block_start", e.Item, blockOf(e)})
-		s.Add("content_block_stop", blockStop{"content_block_stop", e.Item})
+		s.begin(at, blockOf(e))
+		s.end(at)
 	case agent.EventEnd:
+		if s.open >= 0 { // a call that was cut off
+			s.end(s.open)
+		}
 		s.run.finish(e.End, time.Now())
 		m := &s.run.message
 		s.Add("message_delta", messageDelta{"message_delta", deltaBody{m.StopReason, m.StopSequence, m.Container}, m.Usage})
 		s.Add("message_stop", map[string]string{"type": "message_stop"})
 	}
+}
+
+// thought adds a thinking block, or what is missing of it.
+func (s *streamer) thought(at int, e *agent.Event) {
+	if !s.run.thinks {
+		s.hidden++
+		return
+	}
+	block, ok := blockOf(e).(*thinkingBlock)
+	switch {
+	case !ok: // it is redacted
+		s.begin(at, blockOf(e))
+	case s.open != at:
+		s.begin(at, &thinkingBlock{Type: block.Type})
+		s.delta(at, thinkingDelta{"thinking_delta", block.Thinking})
+		fallthrough
+	default:
+		s.delta(at, signatureDelta{"signature_delta", block.Signature})
+	}
+	s.end(at)
+}
+
+// begin begins a block, unless it has begun.
+func (s *streamer) begin(at int, block any) {
+	if s.open != at {
+		s.open = at
+		s.Add("content_block_start", blockStart{"content_block_start", at, block})
+	}
+}
+
+func (s *streamer) delta(at int, delta any) {
+	s.Add("content_block_delta", blockDelta{"content_block_delta", at, delta})
+}
+
+func (s *streamer) end(at int) {
+	s.open = -1
+	s.Add("content_block_stop", blockStop{"content_block_stop", at})
 }
 
 // Events.

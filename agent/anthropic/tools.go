@@ -39,6 +39,7 @@ type tool struct {
 	Description    string          `json:"description"`
 	InputSchema    json.RawMessage `json:"input_schema"`
 	AllowedCallers []string        `json:"allowed_callers"`
+	Cache          json.RawMessage `json:"cache_control"`
 }
 
 // toolSet are the tools of a request.
@@ -85,7 +86,9 @@ func (r *request) toolSet() (*toolSet, error) {
 					"must have direct: programs cannot call tools on this server")
 			}
 			set.clients = append(set.clients,
-				agent.Tool{Definition: agent.Definition{Name: t.Name, Description: t.Description, Schema: t.InputSchema}})
+				agent.Tool{Definition: agent.Definition{
+					Name: t.Name, Description: t.Description, Schema: t.InputSchema, Cache: ifSet(t.Cache),
+				}})
 		default:
 			return nil, proto.FieldErrorf(field+".type",
 				"is %q; this server has %s, %s and later revisions, and tools of the client", proto.Shorten(t.Type),

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/http"
 	"strings"
 
 	"github.com/bullpen-run/bullpen/agent"
@@ -27,14 +28,18 @@ type request struct {
 	Stop        []string          `json:"stop_sequences"`
 	Container   containerRef      `json:"container"`
 	Thinking    json.RawMessage   `json:"thinking"`
+	Context     json.RawMessage   `json:"context_management"`
 	// OutputConfig has the form of texts. OutputFormat is how earlier clients send it.
 	OutputConfig struct {
 		Format *outputFormat `json:"format"`
+		Effort string        `json:"effort"`
 	} `json:"output_config"`
 	OutputFormat *outputFormat `json:"output_format"`
 	// Members whose features this server does not have.
 	Thread     json.RawMessage   `json:"thread"`
 	MCPServers []json.RawMessage `json:"mcp_servers"`
+
+	betas []string // of the header
 }
 
 // outputFormat is the form of texts.
@@ -52,12 +57,37 @@ func (r *request) format() *agent.Format {
 	return &agent.Format{Name: "output", Schema: f.Schema, Strict: new(true)}
 }
 
-// thinkingOf returns how the model is to think, nil for as it does.
-func thinkingOf(r *request) json.RawMessage {
-	if !isSet(r.Thinking) {
+// ifSet returns a member of a request, nil for none.
+func ifSet(raw json.RawMessage) json.RawMessage {
+	if !isSet(raw) {
 		return nil
 	}
-	return r.Thinking
+	return raw
+}
+
+// thinks reports whether the client is to see what the model thinks.
+func (r *request) thinks() bool {
+	var thinking struct {
+		Type string `json:"type"`
+	}
+	return json.Unmarshal(r.Thinking, &thinking) == nil && (thinking.Type == "enabled" || thinking.Type == "adaptive")
+}
+
+// maxBetas is the number of features that a request may name.
+const maxBetas = 50
+
+// betasOf returns the names of features in the header of a request. Servers refuse other texts.
+func betasOf(h http.Header) (names []string) {
+	for _, list := range h.Values("Anthropic-Beta") {
+		for name := range strings.SplitSeq(list, ",") {
+			name = strings.TrimSpace(name)
+			valid := name != "" && strings.Trim(name, "abcdefghijklmnopqrstuvwxyz0123456789-_.") == ""
+			if valid && len(names) < maxBetas {
+				names = append(names, name)
+			}
+		}
+	}
+	return names
 }
 
 type inputMessage struct {
@@ -66,8 +96,9 @@ type inputMessage struct {
 }
 
 type toolChoice struct {
-	Type string `json:"type"`
-	Name string `json:"name"`
+	Type   string `json:"type"`
+	Name   string `json:"name"`
+	Serial bool   `json:"disable_parallel_tool_use"`
 }
 
 // containerRef is the id of a container, alone or in an object.
@@ -128,12 +159,34 @@ type block struct {
 	Thinking  string          `json:"thinking"`
 	Signature string          `json:"signature"`
 	Data      string          `json:"data"`
-	Source    *struct {
-		Type      string          `json:"type"`
-		MediaType string          `json:"media_type"`
-		Data      string          `json:"data"`
-		Content   json.RawMessage `json:"content"`
-	} `json:"source"`
+	Source    *source         `json:"source"`
+	Cache     json.RawMessage `json:"cache_control"`
+	ToolName  string          `json:"tool_name"` // of a reference to a tool
+}
+
+// UnmarshalJSON implements [json.Unmarshaler]. The source of a search result is a text.
+func (b *block) UnmarshalJSON(text []byte) error {
+	type plain block
+	var sourced struct {
+		*plain
+		Source json.RawMessage `json:"source"`
+	}
+	sourced.plain = (*plain)(b)
+	if err := json.Unmarshal(text, &sourced); err != nil {
+		return err
+	}
+	if !isSet(sourced.Source) || bytes.HasPrefix(sourced.Source, []byte(`"`)) {
+		return nil
+	}
+	return json.Unmarshal(sourced.Source, &b.Source)
+}
+
+// source is where the content of a block is.
+type source struct {
+	Type      string          `json:"type"`
+	MediaType string          `json:"media_type"`
+	Data      string          `json:"data"`
+	Content   json.RawMessage `json:"content"`
 }
 
 // conversation is what a request says.
@@ -219,15 +272,18 @@ func (r *request) conversation() (*conversation, error) {
 	return c, nil
 }
 
+// unsigned is the signature of thinking of a model whose protocol has none. Clients drop thinking
+// without a signature, and the model needs it back.
+const unsigned = "bullpen-unsigned"
+
 // add adds a block to the conversation. It omits the assistant's blocks that no model can read,
 // which another server has produced.
 func (c *conversation) add(role agent.Role, b *block) error {
-	put := func(item agent.Item) { c.items = append(c.items, item) }
+	put := func(item agent.Item) {
+		item.Cache = ifSet(b.Cache)
+		c.items = append(c.items, item)
+	}
 	switch {
-	case b.Type == "text":
-		if b.Text != "" {
-			put(agent.Item{Role: role, Text: b.Text})
-		}
 	case b.Type == "tool_use" || b.Type == "server_tool_use":
 		if b.ID == "" || b.Name == "" {
 			return fmt.Errorf("must have an id and a name")
@@ -238,36 +294,26 @@ func (c *conversation) add(role agent.Role, b *block) error {
 		}
 		put(agent.Item{Call: &agent.Call{ID: b.ID, Name: b.Name, Arguments: input}})
 	case b.Type == "tool_result":
-		text, err := resultText(b.Content)
+		items, err := contents(b.Content)
 		if err != nil {
 			return err
 		}
-		put(agent.Item{Result: &agent.Result{CallID: b.ToolUseID, Text: text, Failed: b.IsError}})
+		result := &agent.Result{CallID: b.ToolUseID, Failed: b.IsError, Items: items}
+		if text, isText := textOf(items); isText {
+			result.Text, result.Items = text, nil
+		}
+		put(agent.Item{Result: result})
 	case strings.HasSuffix(b.Type, "_tool_result"):
 		put(agent.Item{Result: &agent.Result{
 			CallID: b.ToolUseID, Text: compact(b.Content), Failed: bytes.Contains(b.Content, []byte("_tool_result_error")),
 		}})
 	case role == agent.RoleAssistant && (b.Type == "thinking" || b.Type == "redacted_thinking"):
-		put(agent.Item{Role: role, Thinking: &agent.Thinking{Text: b.Thinking, Signature: b.Signature, Redacted: b.Data}})
-	case role == agent.RoleAssistant:
-	case b.Type == "image":
-		return c.addImage(b)
-	case b.Type == "document" && b.Source != nil && b.Source.Type == "text":
-		put(agent.Item{Role: role, Text: strings.TrimSpace(b.Title + "\n" + b.Source.Data)})
-	case b.Type == "document" && b.Source != nil && b.Source.Type == "base64":
-		put(agent.Item{
-			Role:     role,
-			Document: &agent.Document{Name: b.Title, MediaType: b.Source.MediaType, Base64: b.Source.Data},
-		})
-	case b.Type == "document" && b.Source != nil && b.Source.Type == "content":
-		text, err := resultText(b.Source.Content)
-		if err != nil {
-			return err
+		thought := &agent.Thinking{Text: b.Thinking, Signature: b.Signature, Redacted: b.Data}
+		if b.Signature == unsigned {
+			thought.Signature = ""
 		}
-		put(agent.Item{Role: role, Text: strings.TrimSpace(b.Title + "\n" + text)})
-	case b.Type == "document":
-		return fmt.Errorf("must have a source of type base64, text or content; this server passes no addresses on to the " +
-			"model's server: send the document itself")
+		put(agent.Item{Role: role, Thinking: thought})
+	case role == agent.RoleAssistant && b.Type != "text":
 	case b.Type == "container_upload":
 		if b.FileID == "" {
 			return fmt.Errorf("must have a file_id")
@@ -275,40 +321,95 @@ func (c *conversation) add(role agent.Role, b *block) error {
 		c.uploads = append(c.uploads, upload{b.FileID, len(c.items), true})
 		put(agent.Item{Role: role, Text: "(A file that does not exist any more.)"})
 	default:
-		return fmt.Errorf("has the type %q, which this server does not support; use text, image, document, tool_result or "+
-			"container_upload", proto.Shorten(b.Type))
+		item, err := b.item(role)
+		if err != nil {
+			return err
+		}
+		if item != nil {
+			put(*item)
+		}
 	}
 	return nil
 }
 
-func (c *conversation) addImage(b *block) error {
-	if b.Source == nil || b.Source.Type != "base64" {
-		return fmt.Errorf("must have a source of type base64; this server passes no URLs on to the model's server: send " +
-			"the image itself")
+// item returns the item of a block that can also be in a tool's result, nil for an empty one.
+func (b *block) item(role agent.Role) (*agent.Item, error) {
+	switch {
+	case b.Type == "text" && b.Text == "":
+		return nil, nil
+	case b.Type == "text":
+		return &agent.Item{Role: role, Text: b.Text}, nil
+	case b.Type == "image" && (b.Source == nil || b.Source.Type != "base64"):
+		return nil, fmt.Errorf("must have a source of type base64; this server passes no URLs on to the model's server: " +
+			"send the image itself")
+	case b.Type == "image":
+		return &agent.Item{Role: role, Image: &agent.Image{MediaType: b.Source.MediaType, Base64: b.Source.Data}}, nil
+	case b.Type == "document" && b.Source != nil && b.Source.Type == "text":
+		return &agent.Item{Role: role, Text: strings.TrimSpace(b.Title + "\n" + b.Source.Data)}, nil
+	case b.Type == "document" && b.Source != nil && b.Source.Type == "base64":
+		return &agent.Item{
+			Role:     role,
+			Document: &agent.Document{Name: b.Title, MediaType: b.Source.MediaType, Base64: b.Source.Data},
+		}, nil
+	case b.Type == "document" && b.Source != nil && b.Source.Type == "content":
+		return titled(role, b.Title, b.Source.Content)
+	case b.Type == "document":
+		return nil, fmt.Errorf("must have a source of type base64, text or content; this server passes no addresses on to " +
+			"the model's server: send the document itself")
+	case b.Type == "search_result":
+		return titled(role, b.Title, b.Content)
+	case b.Type == "tool_reference":
+		return &agent.Item{Role: role, Text: "(The tool " + b.ToolName + ")"}, nil
+	default:
+		return nil, fmt.Errorf("has the type %q, which this server does not support; use text, image, document, tool_result "+
+			"or container_upload", proto.Shorten(b.Type))
 	}
-	c.items = append(c.items,
-		agent.Item{Role: agent.RoleUser, Image: &agent.Image{MediaType: b.Source.MediaType, Base64: b.Source.Data}})
-	return nil
 }
 
-// resultText returns the text of the result of a client's tool.
-func resultText(raw json.RawMessage) (string, error) {
+// titled returns the text of content with a title.
+func titled(role agent.Role, title string, content json.RawMessage) (*agent.Item, error) {
+	items, err := contents(content)
+	if err != nil {
+		return nil, err
+	}
+	text, isText := textOf(items)
+	if !isText {
+		return nil, fmt.Errorf("must have texts as content")
+	}
+	return &agent.Item{Role: role, Text: strings.TrimSpace(title + "\n" + text)}, nil
+}
+
+// contents returns the items of a text or blocks of the user.
+func contents(raw json.RawMessage) (items []agent.Item, err error) {
 	if len(raw) == 0 {
-		return "", nil
+		return nil, nil
 	}
 	var blocks content
 	if err := json.Unmarshal(raw, &blocks); err != nil {
-		return "", fmt.Errorf("must have a text or blocks as content")
+		return nil, fmt.Errorf("must have a text or blocks as content")
 	}
-	var texts []string
 	for i := range blocks {
-		if blocks[i].Type != "text" {
-			return "", fmt.Errorf("has a block of type %q in its content; this server supports text there",
-				proto.Shorten(blocks[i].Type))
+		item, err := blocks[i].item(agent.RoleUser)
+		if err != nil {
+			return nil, fmt.Errorf("has content that %w", err)
 		}
-		texts = append(texts, blocks[i].Text)
+		if item != nil {
+			items = append(items, *item)
+		}
 	}
-	return strings.Join(texts, "\n"), nil
+	return items, nil
+}
+
+// textOf returns the text of items, and whether they are only that.
+func textOf(items []agent.Item) (text string, isText bool) {
+	var texts []string
+	for _, item := range items {
+		if item.Image != nil || item.Document != nil {
+			return "", false
+		}
+		texts = append(texts, item.Text)
+	}
+	return strings.Join(texts, "\n"), true
 }
 
 func compact(raw json.RawMessage) string {

@@ -47,8 +47,8 @@ func decodeChat(raw []byte) (model string, members map[string]json.RawMessage, e
 	return model, members, checkChat(members["messages"])
 }
 
-// completeChat passes a request for a chat completion on to the model's server. It has none of this
-// side's tools.
+// completeChat passes a request for a chat completion on to the model's server, or asks one with another
+// protocol. It has none of this side's tools.
 func (s *Server) completeChat(w http.ResponseWriter, r *http.Request) error {
 	var model string
 	var members map[string]json.RawMessage
@@ -58,6 +58,9 @@ func (s *Server) completeChat(w http.ResponseWriter, r *http.Request) error {
 	})
 	if err != nil {
 		return err
+	}
+	if s.Completions == nil {
+		return s.runChat(w, r, members)
 	}
 	contentType, body, err := s.Completions.Complete(r.Context(), model, members)
 	if err != nil {

@@ -50,10 +50,12 @@ func (s *Server) create(v vendor, w http.ResponseWriter, r *http.Request) error 
 			return err
 		}
 	}
+	req.codex = r.Header.Get(codexHeader) != ""
 	run, err := newRun(v, req)
 	if err != nil {
 		return err
 	}
+	run.Parts = req.Stream && !req.Background && v == openAI
 	if err := run.set.check(r.Context(), host); err != nil {
 		return err
 	}
@@ -69,6 +71,9 @@ func (s *Server) create(v vendor, w http.ResponseWriter, r *http.Request) error 
 	}
 	return s.answer(w, r, host, run)
 }
+
+// codexHeader is a header of Codex' requests.
+const codexHeader = "Originator"
 
 // answer carries out a run, and answers with its response.
 func (s *Server) answer(w http.ResponseWriter, r *http.Request, host agent.RequestHost, run *run) error {
@@ -167,8 +172,10 @@ func newRun(v vendor, req *request) (*run, error) {
 	}
 	r.Run = agent.Run{
 		Turn: agent.Turn{
-			Model: req.Model, System: strings.Join(talk.system, "\n"), Items: talk.items, Choice: choice, Format: req.format,
-			Temperature: req.Temperature, TopP: req.TopP,
+			Model: req.Model, System: talk.system, Items: talk.items, Choice: choice, Format: req.format,
+			Temperature: req.Temperature, TopP: req.TopP, Serial: req.Parallel != nil && !*req.Parallel,
+			Anthropic: agent.AnthropicSettings{AutoCache: len(set.clients) > 0},
+			OpenAI:    agent.OpenAISettings{Effort: req.Reasoning.Effort, Verbosity: req.Text.Verbosity},
 		},
 		Steps: maxSteps, Wall: maxWall,
 	}

@@ -21,17 +21,24 @@ type event = map[string]any
 type encoder struct {
 	vendor    vendor
 	response  *response
-	container string // the id of the container
-	outputs   bool   // of the code interpreter are shown
+	container string          // the id of the container
+	outputs   bool            // of the code interpreter are shown
+	encrypted bool            // reasoning has what the model needs back
+	custom    map[string]bool // names of custom tools
+	codex     bool            // the client is Codex
 	// send, if not nil, is called with each event.
 	send func(e event) error
 	err  error // of send; nothing is sent after it
 
-	at      time.Time    // of what is encoded
-	ids     int          // of items that were made
-	next    int          // number of the next event
-	text    *messageItem // the last item, while its text is not complete
+	at   time.Time // of what is encoded
+	ids  int       // of items that were made
+	next int       // number of the next event
+	// The last item, while it is not complete: its text, thinking or arguments are partial.
+	text    *messageItem
+	thought *reasoningItem
+	client  any // a call of the client's tool
 	partial strings.Builder
+	input   inputReader    // of a custom tool
 	open    map[string]int // the items of calls that have no result, by the ids of the calls
 	results int
 	paths   []string // of files that no message has cited
@@ -41,6 +48,8 @@ type encoder struct {
 func newEncoder(v vendor, id string, created time.Time, req *request) *encoder {
 	return &encoder{
 		vendor: v, response: newResponse(v, id, created, req), outputs: slices.Contains(req.Include, includeOutputs),
+		encrypted: slices.Contains(req.Include, includeReasoning) || !req.stored(),
+		custom:    req.customTools(), codex: req.codex,
 		at: created, open: map[string]int{},
 	}
 }
@@ -123,11 +132,24 @@ func (e *encoder) Append(_ context.Context, v agent.Event) error {
 	case agent.EventResult:
 		e.results++
 		e.result(&v)
-	case agent.EventTurn, agent.EventChange, agent.EventThought: // which this side's clients do not read
+	case agent.EventThinking:
+		if e.vendor == openAI {
+			e.appendThought(v.Text)
+		}
+	case agent.EventThought:
+		if e.vendor == openAI {
+			e.endThought(v.Thought)
+		}
+	case agent.EventCallPart:
+		e.callPart(v.Call, v.Text)
+	case agent.EventTurn, agent.EventChange: // which this side's clients do not read
 	case agent.EventEnd:
+		if e.client != nil { // it was cut off
+			e.endCall(statusIncomplete)
+		}
 		e.response.end(e.vendor, v.End, e.at)
 		kind := "response.completed"
-		if e.response.Status == statusIncomplete && e.vendor == openAI {
+		if e.response.Status == statusIncomplete && e.vendor == openAI && !e.codex {
 			kind = "response.incomplete" // Perplexity's clients know no such event
 		}
 		e.emit(kind, "response", e.response)
@@ -143,6 +165,15 @@ func (e *encoder) close() {
 			e.text.Status = statusFailed // its items have no status for a part
 		}
 	}
+	if e.thought != nil {
+		e.thought.Status = statusIncomplete
+	}
+	switch item := e.client.(type) {
+	case *functionItem:
+		item.Status = statusIncomplete
+	case *customItem:
+		item.Status = statusIncomplete
+	}
 	for _, at := range e.open {
 		switch item := e.response.Output[at].(type) {
 		case *interpreterItem:
@@ -156,7 +187,7 @@ func (e *encoder) close() {
 // fail ends the response with an error.
 func (e *encoder) fail(known *api.Error) {
 	e.close()
-	d := detailOf(known)
+	_, d := detailOf(known)
 	code := "server_error"
 	if d.Code != nil {
 		code = *d.Code
@@ -232,22 +263,109 @@ func (e *encoder) citations(text string) []fileCitation {
 	return list
 }
 
-// call adds the item of a call.
-func (e *encoder) call(v *agent.Event) {
-	call := v.Call
-	if !v.Server {
-		item := &functionItem{
-			ID: e.itemID("fc_"), Type: "function_call", CallID: call.ID, Name: call.Name,
-			Status: statusInProgress,
+// appendThought adds to what the model thinks. Clients show it as its summary.
+func (e *encoder) appendThought(text string) {
+	if e.thought == nil {
+		e.beginThought()
+		e.emit("response.reasoning_summary_part.added", e.summary("part", summaryText{Type: "summary_text"})...)
+	}
+	e.partial.WriteString(text)
+	e.emit("response.reasoning_summary_text.delta", e.summary("delta", text)...)
+}
+
+func (e *encoder) beginThought() {
+	e.thought = &reasoningItem{
+		ID: e.itemID("rs_"), Type: "reasoning", Summary: []summaryText{}, Status: statusInProgress,
+	}
+	e.add(e.thought)
+}
+
+// summary returns the members of an event of the summary.
+func (e *encoder) summary(name string, value any) []any {
+	return []any{
+		"item_id", e.thought.ID, "output_index", len(e.response.Output) - 1, "summary_index", 0, name, value,
+	}
+}
+
+func (e *encoder) endThought(thought *agent.Thinking) {
+	switch {
+	case e.thought != nil:
+	case thought.Text == "": // it is redacted
+		e.beginThought()
+	default: // the log has the whole text only
+		e.appendThought(thought.Text)
+	}
+	item := e.thought
+	if e.partial.Len() > 0 {
+		part := summaryText{"summary_text", e.partial.String()}
+		item.Summary = append(item.Summary, part)
+		e.emit("response.reasoning_summary_text.done", e.summary("text", part.Text)...)
+		e.emit("response.reasoning_summary_part.done", e.summary("part", part)...)
+	}
+	if item.Status = statusCompleted; e.encrypted {
+		item.Encrypted = encodeThought(thought)
+	}
+	e.thought = nil
+	e.partial.Reset()
+	e.done(len(e.response.Output) - 1)
+}
+
+// callPart adds to the arguments of a call of the client's tool.
+func (e *encoder) callPart(call *agent.Call, arguments string) {
+	if e.client == nil {
+		if e.custom[call.Name] {
+			e.client = &customItem{
+				ID: e.itemID("ctc_"), Type: "custom_tool_call", CallID: call.ID, Name: call.Name, Status: statusInProgress,
+			}
+		} else {
+			e.client = &functionItem{
+				ID: e.itemID("fc_"), Type: "function_call", CallID: call.ID, Name: call.Name, Status: statusInProgress,
+			}
 		}
-		at := e.add(item)
-		item.Arguments, item.Status = string(call.Arguments), statusCompleted
+		e.input = inputReader{}
+		e.add(e.client)
+	}
+	e.partial.WriteString(arguments)
+	at := len(e.response.Output) - 1
+	switch item := e.client.(type) {
+	case *customItem:
+		if text := e.input.add(arguments); text != "" {
+			e.emit("response.custom_tool_call_input.delta", "item_id", item.ID, "output_index", at, "delta", text)
+		}
+	case *functionItem:
+		if arguments != "" && e.vendor == openAI {
+			e.emit("response.function_call_arguments.delta", "item_id", item.ID, "output_index", at, "delta", arguments)
+		}
+	}
+}
+
+// endCall ends the call of the client's tool.
+func (e *encoder) endCall(status string) {
+	at := len(e.response.Output) - 1
+	switch item := e.client.(type) {
+	case *customItem:
+		item.Input, item.Status = inputOf(e.partial.String()), status
+		e.emit("response.custom_tool_call_input.done", "item_id", item.ID, "output_index", at, "input", item.Input)
+	case *functionItem:
+		item.Arguments, item.Status = e.partial.String(), status
 		if e.vendor == openAI {
-			e.emit("response.function_call_arguments.delta", "item_id", item.ID, "output_index", at, "delta", item.Arguments)
 			e.emit("response.function_call_arguments.done", "item_id", item.ID, "output_index", at, "name", item.Name,
 				"arguments", item.Arguments)
 		}
-		e.done(at)
+	}
+	e.client = nil
+	e.partial.Reset()
+	e.done(at)
+}
+
+// call adds the item of a call, or completes it.
+func (e *encoder) call(v *agent.Event) {
+	call := v.Call
+	if !v.Server {
+		if e.client == nil || e.partial.Len() == 0 { // a tool without parameters may have no parts
+			e.callPart(call, string(call.Arguments))
+		}
+		e.endCall(statusCompleted)
 		return
 	}
 	switch call.Name {

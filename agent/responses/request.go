@@ -37,11 +37,18 @@ type request struct {
 	Metadata        json.RawMessage   `json:"metadata"`
 	Skills          []json.RawMessage `json:"skills"`
 	ResponseFormat  json.RawMessage   `json:"response_format"`
-	Text            struct {
-		Format json.RawMessage `json:"format"`
+	Reasoning       struct {
+		Effort string `json:"effort"`
+	} `json:"reasoning"`
+	Text struct {
+		Format    json.RawMessage `json:"format"`
+		Verbosity string          `json:"verbosity"`
 	} `json:"text"`
 
 	format *agent.Format // of Text or ResponseFormat
+	// codex is set for Codex, which offers tools of OpenAI's servers in all requests, and sends a
+	// request again after each end that is not complete.
+	codex bool
 }
 
 // format is a form of texts. Perplexity has the schema in a member of its own.
@@ -80,7 +87,11 @@ func decodeFormat(field string, raw json.RawMessage) (*agent.Format, error) {
 	return &agent.Format{Name: f.Name, Schema: f.Schema, Strict: f.Strict}, nil
 }
 
-const includeOutputs = "code_interpreter_call.outputs"
+// Values of include.
+const (
+	includeOutputs   = "code_interpreter_call.outputs"
+	includeReasoning = "reasoning.encrypted_content"
+)
 
 // decodeRequest decodes a request's body, and refuses unsupported features.
 func decodeRequest(v vendor, body []byte) (*request, error) {
@@ -140,6 +151,8 @@ type item struct {
 	// Arguments are the text of a JSON object.
 	Arguments string          `json:"arguments"`
 	Output    json.RawMessage `json:"output"`
+	Input     string          `json:"input"`             // of a custom tool
+	Encrypted string          `json:"encrypted_content"` // of reasoning
 	// Of the code interpreter and the sandbox.
 	Code        string          `json:"code"`
 	Language    string          `json:"language"`
@@ -160,7 +173,7 @@ type part struct {
 
 // conversation is what a request says.
 type conversation struct {
-	system    []string
+	system    []agent.Instruction
 	items     []agent.Item
 	container string // of the last call of a code interpreter
 }
@@ -178,7 +191,7 @@ func (r *request) inputItems() []json.RawMessage {
 func (r *request) conversation() (*conversation, error) {
 	c := &conversation{}
 	if r.Instructions != nil && *r.Instructions != "" {
-		c.system = append(c.system, *r.Instructions)
+		c.system = append(c.system, agent.Instruction{Text: *r.Instructions})
 	}
 	var text string
 	if json.Unmarshal(r.Input, &text) == nil && isSet(r.Input) {
@@ -218,20 +231,24 @@ func (c *conversation) add(i *item) error {
 		return c.message(i)
 	case "function_call":
 		arguments := json.RawMessage(i.Arguments)
-		if len(arguments) == 0 {
+		switch {
+		case len(arguments) == 0:
 			arguments = json.RawMessage("{}")
+		case !json.Valid(arguments): // the model wrote so; the result says what came of it
+			arguments = value(map[string]string{"malformed": i.Arguments})
 		}
 		var object map[string]json.RawMessage
 		if i.CallID == "" || i.Name == "" || json.Unmarshal(arguments, &object) != nil {
 			return errors.New("must have a call_id, a name, and the text of a JSON object as arguments")
 		}
 		c.call(i.CallID, i.Name, arguments, nil)
-	case "function_call_output":
-		text, err := texts(i.Output)
-		if err != nil || i.CallID == "" {
-			return errors.New("must have a call_id, and a text or parts of type input_text as output")
+	case "function_call_output", "custom_tool_call_output":
+		return c.output(i)
+	case "custom_tool_call":
+		if i.CallID == "" || i.Name == "" {
+			return errors.New("must have a call_id and a name")
 		}
-		c.put(agent.Item{Result: &agent.Result{CallID: i.CallID, Text: text}})
+		c.call(i.CallID, i.Name, map[string]string{customInput: i.Input}, nil)
 	case "code_interpreter_call":
 		if i.ID == "" {
 			return errors.New("must have an id")
@@ -257,10 +274,43 @@ func (c *conversation) add(i *item) error {
 			result = sandboxText(i.Results, i.Status)
 		}
 		c.call(i.CallID, sandboxName, codeArguments{Language: i.Language, Code: i.Code}, result)
-	case "reasoning", "search_results", "fetch_url_results", "share_file": // no model of another vendor could read them
+	case "reasoning":
+		if thought := decodeThought(i.Encrypted); thought != nil {
+			c.put(agent.Item{Role: agent.RoleAssistant, Thinking: thought})
+		}
+	// no model of another vendor could read them
+	case "search_results", "fetch_url_results", "share_file", "web_search_call":
 	default:
 		return fmt.Errorf("has the type %q, which this server does not support", proto.Shorten(i.Type))
 	}
+	return nil
+}
+
+// output adds the result of a client's tool.
+func (c *conversation) output(i *item) error {
+	parts, err := decodeParts(i.Output)
+	if err != nil || i.CallID == "" {
+		return errors.New("must have a call_id, and a text or parts as output")
+	}
+	result := &agent.Result{CallID: i.CallID}
+	var texts []string
+	files := false
+	for _, p := range parts {
+		item, err := p.item(agent.RoleUser)
+		if err != nil {
+			return err
+		}
+		if item == nil {
+			continue
+		}
+		result.Items = append(result.Items, *item)
+		texts = append(texts, item.Text)
+		files = files || item.Image != nil || item.Document != nil
+	}
+	if !files {
+		result.Text, result.Items = strings.Join(texts, "\n"), nil
+	}
+	c.put(agent.Item{Result: result})
 	return nil
 }
 
@@ -288,7 +338,7 @@ func (c *conversation) message(i *item) error {
 		role = agent.RoleAssistant
 	case "system", "developer":
 		text, err := texts(i.Content)
-		c.system = append(c.system, text)
+		c.system = append(c.system, agent.Instruction{Text: text})
 		return err
 	default:
 		return errors.New("must have the role user, assistant, system or developer")
@@ -298,26 +348,33 @@ func (c *conversation) message(i *item) error {
 		return err
 	}
 	for _, p := range parts {
-		switch {
-		case p.Type == "input_image" && role == agent.RoleUser:
-			image, err := p.image()
-			if err != nil {
-				return err
-			}
-			c.put(agent.Item{Role: role, Image: image})
-		case p.Type == "input_file" && role == agent.RoleUser:
-			document, err := p.document()
-			if err != nil {
-				return err
-			}
-			c.put(agent.Item{Role: role, Document: document})
-		case p.text() != "":
-			c.put(agent.Item{Role: role, Text: p.text()})
-		case !slices.Contains(textParts, p.Type):
-			return p.unsupported()
+		item, err := p.item(role)
+		if err != nil {
+			return err
+		}
+		if item != nil {
+			c.put(*item)
 		}
 	}
 	return nil
+}
+
+// item returns the item of a part, nil for an empty one.
+func (p *part) item(role agent.Role) (*agent.Item, error) {
+	switch {
+	case p.Type == "input_image" && role == agent.RoleUser:
+		image, err := p.image()
+		return &agent.Item{Role: role, Image: image}, err
+	case p.Type == "input_file" && role == agent.RoleUser:
+		document, err := p.document()
+		return &agent.Item{Role: role, Document: document}, err
+	case p.text() != "":
+		return &agent.Item{Role: role, Text: p.text()}, nil
+	case !slices.Contains(textParts, p.Type):
+		return nil, p.unsupported()
+	default:
+		return nil, nil
+	}
 }
 
 var textParts = []string{"input_text", "output_text", "text", "refusal"}
@@ -414,7 +471,7 @@ func (r *request) choice(set *toolSet) (agent.Choice, error) {
 			return agent.Choice{Mode: "any"}, nil
 		}
 	} else if json.Unmarshal(r.ToolChoice, &object) == nil {
-		if object.Type != "function" {
+		if object.Type != "function" && object.Type != customTool {
 			object.Name = object.Type
 		}
 		if set.names[object.Name] {

@@ -112,6 +112,25 @@ type (
 		Arguments string `json:"arguments"`
 		Status    string `json:"status"`
 	}
+	customItem struct {
+		ID     string `json:"id"`
+		Type   string `json:"type"`
+		CallID string `json:"call_id"`
+		Name   string `json:"name"`
+		Input  string `json:"input"`
+		Status string `json:"status"`
+	}
+	reasoningItem struct {
+		ID        string        `json:"id"`
+		Type      string        `json:"type"`
+		Summary   []summaryText `json:"summary"`
+		Encrypted string        `json:"encrypted_content,omitempty"`
+		Status    string        `json:"status"`
+	}
+	summaryText struct {
+		Type string `json:"type"`
+		Text string `json:"text"`
+	}
 	interpreterItem struct {
 		ID          string       `json:"id"`
 		Type        string       `json:"type"`

@@ -22,7 +22,8 @@ type Server struct {
 	Upstream agent.Upstream
 	// Host returns the host of a request.
 	Host func(r *http.Request) agent.RequestHost
-	// Completions asks for chat completions, which are passed on.
+	// Completions asks for chat completions, which are passed on. It is nil if the model's server has
+	// another protocol; then Upstream is asked.
 	Completions Completions
 	// Runs stores responses.
 	Runs agent.Store
@@ -132,7 +133,7 @@ func handler(handle func(w http.ResponseWriter, r *http.Request) error) func(htt
 	return func(w http.ResponseWriter, r *http.Request) error {
 		err := handle(w, r)
 		if field, ok := errors.AsType[*proto.FieldError](err); ok {
-			writeError(w, agent.Public(field), &field.Field)
+			writeError(w, r, agent.Public(field), &field.Field)
 			return nil
 		}
 		return err
@@ -151,10 +152,23 @@ type errorDetail struct {
 	Code    *string `json:"code"`
 }
 
-// detailOf returns the form of an error.
-func detailOf(e *api.Error) errorDetail {
-	d := errorDetail{Message: e.Message, Type: "invalid_request_error"}
-	switch status := e.Code.Status(); {
+// refused reports whether an error is final in spite of its code: programs end their turn at once.
+func refused(e *api.Error) bool {
+	switch e.Code {
+	case api.CodeUnauthorized, api.CodeForbidden, api.CodeRateLimited, api.CodeInternal:
+		return e.Permanent && e.Reason != api.ReasonCallsMade
+	default:
+		return false
+	}
+}
+
+// detailOf returns the status and the form of an error. Programs that repeat requests after most errors,
+// such as Codex, end at once after a used-up quota.
+func detailOf(e *api.Error) (status int, d errorDetail) {
+	status, d = e.Code.Status(), errorDetail{Message: e.Message, Type: "invalid_request_error"}
+	switch {
+	case refused(e):
+		status, d.Type, d.Code = http.StatusTooManyRequests, "insufficient_quota", new("insufficient_quota")
 	case status == http.StatusUnauthorized:
 		d.Code = new("invalid_api_key")
 	case status == http.StatusTooManyRequests:
@@ -164,25 +178,40 @@ func detailOf(e *api.Error) errorDetail {
 	case e.Reason != "":
 		d.Code = new(string(e.Reason))
 	}
-	return d
+	return status, d
+}
+
+// chatError returns the status and the form of an error of a chat completion. Its clients repeat requests
+// after a used-up quota.
+func chatError(e *api.Error) (status int, d errorDetail) {
+	if !refused(e) {
+		return detailOf(e)
+	}
+	d = errorDetail{Message: e.Message, Type: "permission_error", Code: new("permission_denied")}
+	if e.Reason != "" {
+		d.Code = new(string(e.Reason))
+	}
+	return http.StatusForbidden, d
 }
 
 // WriteError answers with an error.
-func WriteError(w http.ResponseWriter, _ *http.Request, e *api.Error) { writeError(w, e, nil) }
+func WriteError(w http.ResponseWriter, r *http.Request, e *api.Error) { writeError(w, r, e, nil) }
 
-func writeError(w http.ResponseWriter, e *api.Error, param *string) {
-	body := errorBody{detailOf(e)}
-	if body.Error.Param = param; param != nil && strings.HasPrefix(*param, "body") {
-		body.Error.Param = nil
+func writeError(w http.ResponseWriter, r *http.Request, e *api.Error, param *string) {
+	status, detail := detailOf(e)
+	if strings.HasSuffix(r.URL.Path, "/chat/completions") {
+		status, detail = chatError(e)
 	}
-	status := e.Code.Status()
+	if detail.Param = param; param != nil && strings.HasPrefix(*param, "body") {
+		detail.Param = nil
+	}
 	if e.Permanent {
 		w.Header().Set("X-Should-Retry", "false")
 	}
 	if e.Reason == api.ReasonCallsMade { // not all clients read the header, and none retries after this status
-		body.Error.Code, status = new(string(e.Reason)), http.StatusFailedDependency
+		detail.Code, status = new(string(e.Reason)), http.StatusFailedDependency
 	}
-	writeJSON(w, status, &body)
+	writeJSON(w, status, &errorBody{detail})
 }
 
 // writeJSON answers with the JSON form of v.

@@ -39,6 +39,13 @@ func (s *Server) finishStream(r *http.Request, stream *streamer, id string, err 
 	if err == nil {
 		return stream.Send(end)
 	}
+	tooLong := agent.Public(err)
+	if stream.encoder.codex && tooLong.Reason == api.ReasonTooLong && !stream.Begun() {
+		return stream.Send(func() error { // in a stream, Codex reads the code, and shortens the conversation
+			stream.encoder.fail(tooLong)
+			return end()
+		})
+	}
 	return stream.Fail(r, s.Log, id, err, func(known *api.Error) error {
 		stream.encoder.fail(known)
 		return end()

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/bullpen-run/bullpen/agent"
@@ -40,6 +41,11 @@ type tool struct {
 	Parameters  json.RawMessage `json:"parameters"`
 	Container   json.RawMessage `json:"container"`   // of the code interpreter: an id or a containerRef
 	Environment *containerRef   `json:"environment"` // of the shell
+	Format      struct {
+		Type       string `json:"type"`
+		Syntax     string `json:"syntax"`
+		Definition string `json:"definition"`
+	} `json:"format"` // of the input of a custom tool
 }
 
 // containerRef is where a tool of OpenAI runs programs.
@@ -88,6 +94,14 @@ func (r *request) toolSet(v vendor) (*toolSet, error) {
 			name = t.Name
 			set.clients = append(set.clients,
 				agent.Tool{Definition: agent.Definition{Name: t.Name, Description: t.Description, Schema: schema}})
+		case v == openAI && t.Type == customTool:
+			if t.Name == "" {
+				return nil, proto.FieldErrorf(field+".name", "is required")
+			}
+			name = t.Name
+			set.clients = append(set.clients, agent.Tool{Definition: t.customDefinition()})
+		case r.codex && slices.Contains(serverTools, t.Type):
+			continue
 		case v == perplexity && t.Type == sandboxName:
 		case v == openAI && t.Type == interpreterName:
 			ref, err := t.interpreterContainer()
@@ -114,7 +128,7 @@ func (r *request) toolSet(v vendor) (*toolSet, error) {
 		if set.names[name] {
 			return nil, proto.FieldErrorf(field, "has the name %q of another tool", proto.Shorten(name))
 		}
-		if set.names[name] = true; t.Type != "function" {
+		if set.names[name] = true; t.Type != "function" && t.Type != customTool {
 			set.hosted = append(set.hosted, name)
 		}
 	}

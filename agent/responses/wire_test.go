@@ -91,7 +91,7 @@ func TestErrorsAfterCallsAreFinal(t *testing.T) {
 	w := httptest.NewRecorder()
 	e := api.Unavailable(3, "full")
 	e.Reason, e.Permanent = api.ReasonCallsMade, true
-	responses.WriteError(w, nil, e)
+	responses.WriteError(w, httptest.NewRequest(http.MethodPost, "/openai/v1/responses", http.NoBody), e)
 	if w.Code != http.StatusFailedDependency || w.Header().Get("X-Should-Retry") != "false" ||
 		!strings.Contains(w.Body.String(), `"code":"calls_carried_out"`) {
 		t.Errorf("%d %v %s", w.Code, w.Header(), w.Body)

@@ -29,8 +29,10 @@ type Rule struct {
 	// Tool limits the rule to requests with a tool of this name.
 	Tool string `yaml:"tool"`
 
-	Text  string `yaml:"text"`
-	Calls []Call `yaml:"calls"`
+	// Thinking is what the model thinks before it replies.
+	Thinking string `yaml:"thinking"`
+	Text     string `yaml:"text"`
+	Calls    []Call `yaml:"calls"`
 	// Finish is why the reply ends: empty for its usual end, length, refused.
 	Finish string `yaml:"finish"`
 	// Chunk is the size of the parts of texts and arguments in bytes; 0 for one part.

@@ -132,15 +132,27 @@ func (q *question) last() (role, text string) {
 		switch p.Type {
 		case "tool_result":
 			role = roleTool
-			var result string
-			_ = json.Unmarshal(p.Content, &result) // another form has no text
-			p.Text = result
+			p.Text = resultText(p.Content)
 		case "text":
 			role = m.Role
 		}
 		texts = append(texts, p.Text)
 	}
 	return role, strings.Join(texts, "\n")
+}
+
+// resultText returns the text of a result, which is a text or a list of parts.
+func resultText(content json.RawMessage) (text string) {
+	var parts []struct {
+		Text string `json:"text"`
+	}
+	if json.Unmarshal(content, &text) == nil || json.Unmarshal(content, &parts) != nil {
+		return text
+	}
+	for _, p := range parts {
+		text += p.Text
+	}
+	return text
 }
 
 func (q *question) has(tool string) bool {
@@ -299,6 +311,7 @@ func (a *answer) chat(expand func(string) string) {
 		})
 	}
 	chunk(object{"role": "assistant", "content": ""}, nil)
+	a.parts(expand(a.rule.Thinking), func(part string) { chunk(object{"reasoning_content": part}, nil) })
 	a.parts(expand(a.rule.Text), func(part string) { chunk(object{"content": part}, nil) })
 	for i := range a.rule.Calls {
 		call := &a.rule.Calls[i]
@@ -377,8 +390,18 @@ func (a *answer) messages(expand func(string) string) {
 	block := func(start object, text string, delta func(string) object) {
 		event("content_block_start", object{"index": index, "content_block": start})
 		a.parts(text, func(part string) { event("content_block_delta", object{"index": index, "delta": delta(part)}) })
+		if start["type"] == "thinking" {
+			event("content_block_delta", object{
+				"index": index, "delta": object{"type": "signature_delta", "signature": "scripted"},
+			})
+		}
 		event("content_block_stop", object{"index": index})
 		index++
+	}
+	if text := expand(a.rule.Thinking); text != "" {
+		block(object{"type": "thinking", "thinking": "", "signature": ""}, text, func(part string) object {
+			return object{"type": "thinking_delta", "thinking": part}
+		})
 	}
 	if text := expand(a.rule.Text); text != "" {
 		block(object{"type": "text", "text": ""}, text, func(part string) object {

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"strings"
 
 	"github.com/bullpen-run/bullpen/agent"
 )
@@ -12,7 +13,10 @@ import (
 // defaultMaxTokens limits a reply if the request does not: the protocol requires a limit.
 const defaultMaxTokens = 16_384
 
-type anthropicProtocol struct{ model, key string }
+type anthropicProtocol struct {
+	model, key string
+	betas      []string
+}
 
 func (*anthropicProtocol) path() string { return "/v1/messages" }
 
@@ -24,12 +28,15 @@ func (p *anthropicProtocol) headers(h http.Header) {
 	if p.key != "" {
 		h.Set("X-Api-Key", p.key)
 	}
+	if len(p.betas) > 0 {
+		h.Set("Anthropic-Beta", strings.Join(p.betas, ","))
+	}
 }
 
 type (
 	messagesRequest struct {
 		Model       string          `json:"model"`
-		System      string          `json:"system,omitempty"`
+		System      any             `json:"system,omitempty"` // a text or blocks
 		Messages    []message       `json:"messages"`
 		Tools       []messagesTool  `json:"tools,omitempty"`
 		ToolChoice  any             `json:"tool_choice,omitempty"`
@@ -40,9 +47,11 @@ type (
 		Stream      bool            `json:"stream"`
 		Output      *outputConfig   `json:"output_config,omitempty"`
 		Thinking    json.RawMessage `json:"thinking,omitempty"`
+		Context     json.RawMessage `json:"context_management,omitempty"`
 	}
 	outputConfig struct {
-		Format outputFormat `json:"format"`
+		Format *outputFormat `json:"format,omitempty"`
+		Effort string        `json:"effort,omitempty"`
 	}
 	outputFormat struct {
 		Type   string          `json:"type"`
@@ -59,13 +68,14 @@ type (
 		Name      string          `json:"name,omitempty"`
 		Input     json.RawMessage `json:"input,omitempty"`
 		ToolUseID string          `json:"tool_use_id,omitempty"`
-		Content   string          `json:"content,omitempty"`
+		Content   any             `json:"content,omitempty"` // of a result: a text or blocks
 		IsError   bool            `json:"is_error,omitempty"`
 		Source    *source         `json:"source,omitempty"`
 		Title     string          `json:"title,omitempty"`
 		Thinking  *string         `json:"thinking,omitempty"`
 		Signature string          `json:"signature,omitempty"`
 		Data      string          `json:"data,omitempty"` // of redacted thinking
+		Cache     json.RawMessage `json:"cache_control,omitempty"`
 	}
 	source struct {
 		Type      string `json:"type"`
@@ -76,6 +86,7 @@ type (
 		Name        string          `json:"name"`
 		Description string          `json:"description,omitempty"`
 		Schema      json.RawMessage `json:"input_schema"`
+		Cache       json.RawMessage `json:"cache_control,omitempty"`
 	}
 	messageEvent struct {
 		Type    string `json:"type"`
@@ -109,15 +120,24 @@ type (
 
 func (p *anthropicProtocol) request(turn *agent.Turn) any {
 	r := &messagesRequest{
-		Model: p.model, System: turn.System, MaxTokens: cmp.Or(turn.MaxTokens, defaultMaxTokens),
+		Model: p.model, MaxTokens: cmp.Or(turn.MaxTokens, defaultMaxTokens),
 		Temperature: turn.Temperature, TopP: turn.TopP, Stop: turn.Stop, Stream: true,
-		Thinking: turn.Thinking,
+		Thinking: turn.Thinking, Context: turn.Anthropic.Context,
+	}
+	if system := systemBlocks(turn); len(system) > 0 {
+		r.System = system
+	}
+	if turn.Format != nil || turn.Anthropic.Effort != "" {
+		r.Output = &outputConfig{Effort: turn.Anthropic.Effort}
 	}
 	if turn.Format != nil {
-		r.Output = &outputConfig{outputFormat{"json_schema", turn.Format.Schema}}
+		r.Output.Format = &outputFormat{"json_schema", turn.Format.Schema}
 	}
 	for _, x := range agent.Exchanges(turn.Items) {
 		blocks := blocksOf(&x)
+		if len(blocks) == 0 { // of thinking alone, without a signature
+			continue
+		}
 		if n := len(r.Messages); n > 0 && r.Messages[n-1].Role == string(x.Role) { // results, and the user's text after them
 			r.Messages[n-1].Content = append(r.Messages[n-1].Content, blocks...)
 			continue
@@ -127,47 +147,92 @@ func (p *anthropicProtocol) request(turn *agent.Turn) any {
 	for _, t := range turn.Tools {
 		r.Tools = append(r.Tools, messagesTool(t))
 	}
-	if mode := turn.Choice.Mode; mode != "" && len(r.Tools) > 0 {
-		choice := map[string]string{"type": mode}
+	mode := turn.Choice.Mode
+	if turn.Serial {
+		mode = cmp.Or(mode, "auto")
+	}
+	if mode != "" && len(r.Tools) > 0 {
+		choice := map[string]any{"type": mode}
 		if turn.Choice.Name != "" {
 			choice["name"] = turn.Choice.Name
 		}
+		if turn.Serial && mode != "none" {
+			choice["disable_parallel_tool_use"] = true
+		}
 		r.ToolChoice = choice
+	}
+	if turn.Anthropic.AutoCache && len(r.Messages) > 0 {
+		last := r.Messages[len(r.Messages)-1].Content
+		last[len(last)-1].Cache = cacheHere
 	}
 	return r
 }
 
+// cacheHere ends a prefix of the conversation that is to be cached.
+var cacheHere = json.RawMessage(`{"type":"ephemeral"}`)
+
+func systemBlocks(turn *agent.Turn) []block {
+	var list []block
+	for _, i := range turn.System {
+		if i.Text != "" {
+			list = append(list, block{Type: "text", Text: i.Text, Cache: i.Cache})
+		}
+	}
+	if n := len(list); turn.Anthropic.AutoCache && n > 0 { // of the tools, too, which are before it
+		list[n-1].Cache = cacheHere
+	}
+	return list
+}
+
 func blocksOf(x *agent.Exchange) []block {
 	var list []block
-	for _, r := range x.Results {
-		list = append(list, block{Type: "tool_result", ToolUseID: r.CallID, Content: r.Text, IsError: r.Failed})
+	for _, item := range x.Results {
+		r := item.Result
+		b := block{Type: "tool_result", ToolUseID: r.CallID, IsError: r.Failed, Cache: item.Cache}
+		if r.Items != nil {
+			b.Content = blocksOf(&agent.Exchange{Items: r.Items})
+		} else if r.Text != "" {
+			b.Content = r.Text
+		}
+		list = append(list, b)
 	}
 	for _, item := range x.Items {
-		switch {
-		case item.Call != nil:
-			list = append(list, block{Type: "tool_use", ID: item.Call.ID, Name: item.Call.Name, Input: item.Call.Arguments})
-		case item.Thinking != nil && item.Thinking.Redacted != "":
-			list = append(list, block{Type: "redacted_thinking", Data: item.Thinking.Redacted})
-		case item.Thinking != nil:
-			list = append(list, block{Type: "thinking", Thinking: &item.Thinking.Text, Signature: item.Thinking.Signature})
-		case item.Document != nil:
-			d := item.Document
-			list = append(list, block{
-				Type: "document", Title: d.Name, Source: &source{Type: "base64", MediaType: d.MediaType, Data: d.Base64},
-			})
-		case item.Image != nil:
-			list = append(list, block{
-				Type: "image", Source: &source{Type: "base64", MediaType: item.Image.MediaType, Data: item.Image.Base64},
-			})
-		default:
-			list = append(list, block{Type: "text", Text: item.Text})
+		if b := blockOf(&item); b != nil {
+			b.Cache = item.Cache
+			list = append(list, *b)
 		}
 	}
 	return list
 }
 
+// blockOf returns the block of an item that is no result; nil for thinking of a model of another
+// protocol, which has no signature.
+func blockOf(item *agent.Item) *block {
+	switch {
+	case item.Call != nil:
+		return &block{Type: "tool_use", ID: item.Call.ID, Name: item.Call.Name, Input: item.Call.Arguments}
+	case item.Thinking != nil && item.Thinking.Redacted != "":
+		return &block{Type: "redacted_thinking", Data: item.Thinking.Redacted}
+	case item.Thinking != nil && item.Thinking.Signature != "":
+		return &block{Type: "thinking", Thinking: &item.Thinking.Text, Signature: item.Thinking.Signature}
+	case item.Thinking != nil:
+		return nil
+	case item.Document != nil:
+		d := item.Document
+		return &block{
+			Type: "document", Title: d.Name, Source: &source{Type: "base64", MediaType: d.MediaType, Data: d.Base64},
+		}
+	case item.Image != nil:
+		return &block{
+			Type: "image", Source: &source{Type: "base64", MediaType: item.Image.MediaType, Data: item.Image.Base64},
+		}
+	default:
+		return &block{Type: "text", Text: item.Text}
+	}
+}
+
 func (*anthropicProtocol) events(turn *agent.Turn) events {
-	return &messageEvents{calls: map[int]int{}, onThinking: turn.OnThinking}
+	return &messageEvents{calls: map[int]int{}, turn: turn}
 }
 
 // messageEvents collects the events of a message.
@@ -178,8 +243,8 @@ type messageEvents struct {
 	at    *string // the stop sequence
 	usage agent.Usage
 
-	onThinking func(*agent.Thinking) error
-	thought    *agent.Thinking // that goes on
+	turn    *agent.Turn     // for its functions
+	thought *agent.Thinking // that goes on
 }
 
 func (e *messageEvents) finished() bool { return e.stop != "" }
@@ -197,13 +262,19 @@ func (e *messageEvents) event(data []byte, text func(string) error) (done bool, 
 		case "tool_use":
 			e.calls[event.Index] = len(e.list)
 			e.list = append(e.list, agent.Call{ID: event.ContentBlock.ID, Name: event.ContentBlock.Name})
+			return false, e.callPart(event.Index, "", false)
 		case "thinking", "redacted_thinking":
 			e.thought = &agent.Thinking{Redacted: event.ContentBlock.Data}
 		}
 	case "content_block_stop":
-		if thought := e.thought; thought != nil && e.onThinking != nil {
+		if thought := e.thought; thought != nil {
 			e.thought = nil
-			return false, e.onThinking(thought)
+			if e.turn.OnThinking != nil {
+				return false, e.turn.OnThinking(thought)
+			}
+		}
+		if _, isCall := e.calls[event.Index]; isCall {
+			return false, e.callPart(event.Index, "", true)
 		}
 	case "content_block_delta":
 		switch i, isCall := e.calls[event.Index]; {
@@ -212,8 +283,12 @@ func (e *messageEvents) event(data []byte, text func(string) error) (done bool, 
 		case e.thought != nil:
 			e.thought.Text += event.Delta.Thinking
 			e.thought.Signature += event.Delta.Signature
+			if e.turn.OnThinkingPart != nil {
+				return false, e.turn.OnThinkingPart(event.Delta.Thinking)
+			}
 		case event.Delta.Type == "input_json_delta" && isCall:
 			e.list[i].Arguments = append(e.list[i].Arguments, event.Delta.PartialJSON...)
+			return false, e.callPart(event.Index, event.Delta.PartialJSON, false)
 		}
 	case "message_delta":
 		e.addUsage(&event.Usage)
@@ -230,6 +305,15 @@ func (e *messageEvents) event(data []byte, text func(string) error) (done bool, 
 		return false, &agent.UpstreamError{Kind: kind, Message: "the model's server failed: " + messageOf(data)}
 	}
 	return false, nil
+}
+
+// callPart reports a part of the call in a block.
+func (e *messageEvents) callPart(index int, arguments string, end bool) error {
+	if e.turn.OnCallPart == nil {
+		return nil
+	}
+	i := e.calls[index]
+	return e.turn.OnCallPart(&agent.CallPart{Call: i, Name: e.list[i].Name, Arguments: arguments, End: end})
 }
 
 // addUsage notes the usage, which later events repeat with larger numbers.

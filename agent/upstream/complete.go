@@ -5,20 +5,13 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-
-	"github.com/bullpen-run/bullpen/agent"
 )
 
 // Complete requests a chat completion with only the model's name changed, and returns the server's
-// answer. The caller closes body. The error is an [*agent.UpstreamError].
+// answer. The caller closes body. Its error is that of [Client.Stream]. The server's protocol is [OpenAI].
 func (c *Client) Complete(
 	ctx context.Context, model string, members map[string]json.RawMessage,
 ) (contentType string, body io.ReadCloser, err error) {
-	if c.Protocol == Anthropic {
-		return "", nil, &agent.UpstreamError{
-			Kind: agent.UpstreamRejected, Message: "the models of this server have no chat completions; use the Responses API",
-		}
-	}
 	name, err := c.model(model)
 	if err != nil {
 		return "", nil, err

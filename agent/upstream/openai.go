@@ -1,6 +1,7 @@
 package upstream
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"net/http"
@@ -34,6 +35,9 @@ type (
 		Stream        bool          `json:"stream"`
 		StreamOptions any           `json:"stream_options,omitempty"`
 		Format        *chatFormat   `json:"response_format,omitempty"`
+		Parallel      *bool         `json:"parallel_tool_calls,omitempty"`
+		Effort        string        `json:"reasoning_effort,omitempty"`
+		Verbosity     string        `json:"verbosity,omitempty"`
 	}
 	chatFormat struct {
 		Type   string `json:"type"`
@@ -48,6 +52,7 @@ type (
 		Content    any        `json:"content"` // a string, parts, or null
 		ToolCalls  []chatCall `json:"tool_calls,omitempty"`
 		ToolCallID string     `json:"tool_call_id,omitempty"`
+		Reasoning  string     `json:"reasoning_content,omitempty"`
 	}
 	chatPart struct {
 		Type     string     `json:"type"`
@@ -87,6 +92,9 @@ type (
 				Content   *string    `json:"content"`
 				Refusal   *string    `json:"refusal"`
 				ToolCalls []chatCall `json:"tool_calls"`
+				// Servers have one of two names for what the model thinks.
+				ReasoningContent string          `json:"reasoning_content"`
+				Reasoning        json.RawMessage `json:"reasoning"`
 			} `json:"delta"`
 			FinishReason *string `json:"finish_reason"`
 		} `json:"choices"`
@@ -105,13 +113,21 @@ func (p *openAIProtocol) request(turn *agent.Turn) any {
 	r := &chatRequest{
 		Model: p.model, MaxTokens: turn.MaxTokens, Temperature: turn.Temperature, TopP: turn.TopP, Stop: turn.Stop,
 		Stream: true, StreamOptions: map[string]bool{"include_usage": true},
+		Effort: turn.OpenAI.Effort, Verbosity: turn.OpenAI.Verbosity,
 	}
-	if turn.System != "" {
-		r.Messages = append(r.Messages, chatMessage{Role: "system", Content: turn.System})
+	if turn.Serial && len(turn.Tools) > 0 {
+		r.Parallel = new(false)
 	}
-	for _, x := range agent.Exchanges(turn.Items) {
-		r.Messages = append(r.Messages, chatMessages(&x)...)
+	var system []string
+	for _, i := range turn.System {
+		if i.Text != "" {
+			system = append(system, i.Text)
+		}
 	}
+	if len(system) > 0 {
+		r.Messages = append(r.Messages, chatMessage{Role: "system", Content: strings.Join(system, "\n")})
+	}
+	r.Messages = append(r.Messages, chatMessages(agent.Exchanges(turn.Items))...)
 	for _, t := range turn.Tools {
 		r.Tools = append(r.Tools, chatTool{"function", chatDefinition{t.Name, t.Description, t.Schema}})
 	}
@@ -131,30 +147,71 @@ func (p *openAIProtocol) request(turn *agent.Turn) any {
 	return r
 }
 
-// chatMessages returns the messages of an exchange: one for each result, or one for all else.
-func chatMessages(x *agent.Exchange) []chatMessage {
-	var list []chatMessage
-	for _, result := range x.Results {
-		list = append(list, chatMessage{Role: "tool", ToolCallID: result.CallID, Content: result.Text})
+// chatMessages returns the messages of a conversation: one for each result, or one for all else of an
+// exchange. What the model has thought is only its business until the user's next message.
+func chatMessages(list []agent.Exchange) []chatMessage {
+	last := 0 // the exchange with the last message of the user
+	for i := range list {
+		if list[i].Role == agent.RoleUser && len(list[i].Items) > 0 {
+			last = i
+		}
 	}
-	if len(x.Items) == 0 {
-		return list
+	var messages []chatMessage
+	for i := range list {
+		x := &list[i]
+		var files []agent.Item
+		for _, item := range x.Results {
+			text, more := resultText(item.Result)
+			messages = append(messages, chatMessage{Role: "tool", ToolCallID: item.Result.CallID, Content: text})
+			files = append(files, more...)
+		}
+		if m := chatMessageOf(x.Role, append(files, x.Items...), i > last); m != nil {
+			messages = append(messages, *m)
+		}
 	}
-	m := chatMessage{Role: string(x.Role)}
+	return messages
+}
+
+// resultText returns the text of a result, and its images and documents, which only a message of the
+// user can have.
+func resultText(r *agent.Result) (text string, files []agent.Item) {
+	if r.Items == nil {
+		return r.Text, nil
+	}
+	var texts []string
+	for _, item := range r.Items {
+		if item.Image == nil && item.Document == nil {
+			texts = append(texts, item.Text)
+			continue
+		}
+		files = append(files, item)
+	}
+	if len(files) > 0 {
+		texts = append(texts, "(The files of this result are in the next message of the user.)")
+	}
+	return strings.Join(texts, "\n"), files
+}
+
+// chatMessageOf returns a message with items, nil if there is nothing to say.
+func chatMessageOf(role agent.Role, items []agent.Item, thoughts bool) *chatMessage {
+	m := chatMessage{Role: string(role)}
 	var texts []string
 	var parts []chatPart
 	inline := false
-	for _, item := range x.Items {
+	for _, item := range items {
 		switch {
 		case item.Call != nil:
 			m.ToolCalls = append(m.ToolCalls,
 				chatCall{ID: item.Call.ID, Type: "function", Function: chatFunction{item.Call.Name, string(item.Call.Arguments)}})
-		case item.Thinking != nil: // the protocol has none
+		case item.Thinking != nil:
+			if thoughts && item.Thinking.Signature == "" { // of a server of this protocol
+				m.Reasoning += item.Thinking.Text
+			}
 		case item.Document != nil:
 			inline = true
 			d := item.Document
 			parts = append(parts, chatPart{
-				Type: "file", File: &chatFile{d.Name, fmt.Sprintf("data:%s;base64,%s", d.MediaType, d.Base64)},
+				Type: "file", File: &chatFile{cmp.Or(d.Name, "document"), fmt.Sprintf("data:%s;base64,%s", d.MediaType, d.Base64)},
 			})
 		case item.Image != nil:
 			inline = true
@@ -170,11 +227,13 @@ func chatMessages(x *agent.Exchange) []chatMessage {
 		m.Content = parts
 	case len(texts) > 0: // a string, because some servers read nothing else
 		m.Content = strings.Join(texts, "\n")
+	case len(m.ToolCalls) == 0:
+		return nil
 	}
-	return append(list, m)
+	return &m
 }
 
-func (*openAIProtocol) events(*agent.Turn) events { return &chatEvents{} }
+func (*openAIProtocol) events(turn *agent.Turn) events { return &chatEvents{turn: turn} }
 
 // chatEvents collects the chunks of a completion.
 type chatEvents struct {
@@ -184,6 +243,8 @@ type chatEvents struct {
 	done    bool
 	refused bool
 	usage   agent.Usage
+	turn    *agent.Turn // for its functions
+	thought strings.Builder
 }
 
 func (e *chatEvents) finished() bool { return e.finish != "" || e.done }
@@ -191,7 +252,7 @@ func (e *chatEvents) finished() bool { return e.finish != "" || e.done }
 func (e *chatEvents) event(data []byte, text func(string) error) (done bool, err error) {
 	if string(data) == "[DONE]" {
 		e.done = true
-		return true, nil
+		return true, e.endThought()
 	}
 	var chunk chatChunk
 	if err := json.Unmarshal(data, &chunk); err != nil {
@@ -212,8 +273,20 @@ func (e *chatEvents) event(data []byte, text func(string) error) (done bool, err
 		return false, nil
 	}
 	choice := &chunk.Choices[0]
+	if err := e.think(choice.Delta.ReasoningContent, choice.Delta.Reasoning); err != nil {
+		return false, err
+	}
+	begins := func(text *string) bool { return text != nil && *text != "" }
+	if begins(choice.Delta.Content) || begins(choice.Delta.Refusal) || begins(choice.FinishReason) ||
+		len(choice.Delta.ToolCalls) > 0 {
+		if err := e.endThought(); err != nil {
+			return false, err
+		}
+	}
 	for i := range choice.Delta.ToolCalls {
-		e.addCall(&choice.Delta.ToolCalls[i])
+		if err := e.addCall(&choice.Delta.ToolCalls[i]); err != nil {
+			return false, err
+		}
 	}
 	if choice.FinishReason != nil && *choice.FinishReason != "" {
 		e.finish = *choice.FinishReason
@@ -228,9 +301,34 @@ func (e *chatEvents) event(data []byte, text func(string) error) (done bool, err
 	return false, nil
 }
 
+// think adds a part of what the model thinks, which is in one of two members.
+func (e *chatEvents) think(part string, other json.RawMessage) error {
+	if part == "" {
+		_ = json.Unmarshal(other, &part) // some servers have an object there
+	}
+	if part == "" {
+		return nil
+	}
+	e.thought.WriteString(part)
+	if e.turn.OnThinkingPart == nil {
+		return nil
+	}
+	return e.turn.OnThinkingPart(part)
+}
+
+// endThought reports what the model has thought before it says something.
+func (e *chatEvents) endThought() error {
+	text := e.thought.String()
+	e.thought.Reset()
+	if text == "" || e.turn.OnThinking == nil {
+		return nil
+	}
+	return e.turn.OnThinking(&agent.Thinking{Text: text})
+}
+
 // addCall adds a part of a call. Some servers send no index, or the same one for all calls; then
 // only a call's first part has a name.
-func (e *chatEvents) addCall(part *chatCall) {
+func (e *chatEvents) addCall(part *chatCall) error {
 	i := len(e.calls) - 1
 	switch {
 	case part.Index != nil:
@@ -260,6 +358,10 @@ func (e *chatEvents) addCall(part *chatCall) {
 		call.Name = part.Function.Name
 	}
 	call.Arguments = append(call.Arguments, part.Function.Arguments...)
+	if e.turn.OnCallPart == nil {
+		return nil
+	}
+	return e.turn.OnCallPart(&agent.CallPart{Call: i, Name: call.Name, Arguments: part.Function.Arguments})
 }
 
 func (e *chatEvents) reply() *agent.Reply {

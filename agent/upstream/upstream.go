@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"regexp"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -34,7 +35,7 @@ const (
 
 const (
 	maxEvent     = 4 << 20  // bytes of one event
-	maxReply     = 16 << 20 // bytes of a reply
+	maxReply     = 64 << 20 // bytes of a reply: 128k tokens, each with an event of 300 bytes, and more
 	maxError     = 64 << 10 // bytes of the body of an error that are read
 	maxMessage   = 500      // bytes of a message with an upstream's text
 	firstRetry   = 500 * time.Millisecond
@@ -70,6 +71,9 @@ func (c *Client) Stream(ctx context.Context, turn *agent.Turn, text func(string)
 		return nil, err
 	}
 	p := c.protocol(model, key)
+	if messages, ok := p.(*anthropicProtocol); ok {
+		messages.betas = turn.Anthropic.Betas
+	}
 	body, err := json.Marshal(p.request(turn))
 	if err != nil {
 		return nil, fmt.Errorf("encode a turn: %w", err)
@@ -173,7 +177,7 @@ func (c *Client) protocol(model, key string) protocol {
 	return &openAIProtocol{model: model, key: key}
 }
 
-// attempt sends one request. begun reports whether text was called.
+// attempt sends one request. begun reports whether text or a function of the turn was called.
 func (c *Client) attempt(
 	ctx context.Context, p protocol, body []byte, key string, turn *agent.Turn, text func(string) error,
 ) (reply *agent.Reply, begun bool, err error) {
@@ -184,19 +188,11 @@ func (c *Client) attempt(
 	defer func() { _ = answer.Close() }() // it was only read
 	var ours error                        // of text, and of what the turn calls
 	reported := *turn
-	if turn.OnThinking != nil {
-		reported.OnThinking = func(thought *agent.Thinking) error {
-			begun = true
-			ours = turn.OnThinking(thought)
-			return ours
-		}
-	}
+	reported.OnThinking = noted(turn.OnThinking, &begun, &ours)
+	reported.OnThinkingPart = noted(turn.OnThinkingPart, &begun, &ours)
+	reported.OnCallPart = noted(turn.OnCallPart, &begun, &ours)
 	es := p.events(&reported)
-	read := func(part string) error {
-		begun = true
-		ours = text(part)
-		return ours
-	}
+	read := noted(text, &begun, &ours)
 	err = readEvents(answer, func(data []byte) (bool, error) { return es.event(data, read) })
 	_, known := errors.AsType[*agent.UpstreamError](err)
 	switch {
@@ -210,6 +206,18 @@ func (c *Client) attempt(
 		return nil, begun, &agent.UpstreamError{Kind: agent.UpstreamFailed, Message: "the model's server broke its reply off"}
 	}
 	return es.reply(), begun, nil
+}
+
+// noted returns f, nil if that is nil, so that begun is set by a call, and failed is its error.
+func noted[T any](f func(T) error, begun *bool, failed *error) func(T) error {
+	if f == nil {
+		return nil
+	}
+	return func(v T) error {
+		*begun = true
+		*failed = f(v)
+		return *failed
+	}
 }
 
 // readKey returns the key for the model's server.
@@ -363,6 +371,9 @@ func statusError(response *http.Response, key string) error {
 		e.Kind, e.Message = agent.UpstreamTimeout, "the model's server did not answer in time"
 	case http.StatusBadRequest, http.StatusRequestEntityTooLarge, http.StatusUnprocessableEntity:
 		e.Kind, e.Message = agent.UpstreamRejected, "the model's server refused the request: "+messageOf(text)
+		if tooLong.Match(text) { // clients know these words, and shorten the conversation
+			e.Kind, e.Message = agent.UpstreamTooLong, "prompt is too long: "+e.Message
+		}
 	case http.StatusUnauthorized, http.StatusForbidden: // our key is none of the client's business
 		e.Kind, e.Message = agent.UpstreamDenied, "the model's server cannot be used; the operator's log has the cause"
 	default:
@@ -372,6 +383,10 @@ func statusError(response *http.Response, key string) error {
 }
 
 const statusOverloaded = 529 // of Anthropic
+
+// tooLong is what servers say of a conversation that the model cannot read.
+var tooLong = regexp.MustCompile(`(?i)prompt is too long|context_length_exceeded|maximum context length|` +
+	`exceed_context_size|context window`)
 
 // messageOf returns the message in the body of an error.
 func messageOf(body []byte) string {

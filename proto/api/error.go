@@ -220,6 +220,8 @@ const (
 	// ReasonCallsMade is the reason of an error of an agent's request that has carried out calls. A
 	// client that repeats the request carries them out again.
 	ReasonCallsMade Reason = "calls_carried_out"
+	// ReasonTooLong is the reason of an error of a conversation that is longer than its model can read.
+	ReasonTooLong Reason = "context_length_exceeded"
 )
 
 // MissingScope returns an [Error] about an API key without a scope.

@@ -102,7 +102,7 @@ func (s *system) serveAgents(ctx context.Context, server *gateway.Server, r *rol
 		Prefixes:   []string{responses.OpenAIPrefix + "/", responses.PerplexityPrefix + "/"},
 	}
 	answers := &responses.Server{
-		Upstream: up, Completions: up, Host: func(r *http.Request) agent.RequestHost { return modelHost(server, r) },
+		Upstream: up, Host: func(r *http.Request) agent.RequestHost { return modelHost(server, r) },
 		Runs: runs, Log: s.log,
 		Notify: func(ctx context.Context, org, key, name string, body any) error {
 			url := s.webhooks.settings.Webhook(org, key).URL
@@ -115,6 +115,9 @@ func (s *system) serveAgents(ctx context.Context, server *gateway.Server, r *rol
 			}
 			return (&deliveries.Store{Store: s.store}).Create(ctx, delivery)
 		},
+	}
+	if up.Protocol == upstream.OpenAI {
+		answers.Completions = up
 	}
 	for _, route := range answers.Routes() {
 		others.Routes = append(others.Routes, web.SurfaceRow(route))
