@@ -27,6 +27,9 @@ type AgentSessionRequest struct {
 	Variant        string `json:"variant,omitempty"` // of the model
 	Directory      string `json:"directory,omitempty"`
 	Title          string `json:"title,omitempty"`
+	// MCP describes the servers of the Model Context Protocol whose tools the agent can use, by name: see
+	// docs/guides/sandbox-agent.md. It is a JSON object, or nil for none.
+	MCP json.RawMessage `json:"mcp,omitempty"`
 }
 
 // CreatedAgentSession is the response to a request to create a session.
@@ -225,6 +228,12 @@ func (c *Client) AnswerAgentQuestion(ctx context.Context, id, question string, a
 	}
 	body := map[string][][]string{"answers": {answers}}
 	return c.empty(ctx, call{method: http.MethodPost, path: path + "/reply", body: body})
+}
+
+// InterruptAgentSession interrupts the turn in progress. It does nothing if there is none. The turn has
+// ended once the event turn.ended arrives.
+func (c *Client) InterruptAgentSession(ctx context.Context, id string) error {
+	return c.empty(ctx, call{method: http.MethodPost, path: agentSessionPath(id) + "/interrupt", resend: true})
 }
 
 // EndAgentSession ends a session and keeps its events. It does nothing if the session has ended.

@@ -137,6 +137,7 @@ func (s *Server) Routes(atRoot bool) []agent.Route {
 	add(post, one+"/messages", "SendMessage", "Send a message", execute, s.sendMessage).Starts = true
 	add(post, one+"/messages/stream", "StreamMessage", "Send a message and follow its turn", execute,
 		s.streamMessage).Starts = true
+	add(post, one+"/interrupt", "InterruptSession", "Interrupt the turn in progress", execute, s.interruptSession)
 	add(post, one+"/terminate", "TerminateSession", "End a session", execute, s.terminateSession)
 	add(get, one+"/events", "ListEvents", "List the events of a session", read, s.listEvents)
 	add(get, one+"/events/sse", "StreamEvents", "Follow the events of a session", read,

@@ -382,6 +382,18 @@ func (s *Server) sendMessage(w http.ResponseWriter, r *http.Request) error {
 	return noContent(w)
 }
 
+// interruptSession ends the turn in progress. It does nothing if there is none.
+func (s *Server) interruptSession(w http.ResponseWriter, r *http.Request) error {
+	_, org, id, err := s.find(r)
+	if err != nil {
+		return err
+	}
+	if err := s.Service.Interrupt(r.Context(), org, id); err != nil {
+		return err
+	}
+	return noContent(w)
+}
+
 func (s *Server) terminateSession(w http.ResponseWriter, r *http.Request) error {
 	_, org, id, err := s.find(r)
 	if err != nil {

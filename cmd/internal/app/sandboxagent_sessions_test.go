@@ -169,6 +169,16 @@ func testSessionTurns(t *testing.T, g *gatewayProcess) {
 	g.do("GET", "/v1/sessions/turns/events?limit=0", "").want(200, `{"events":[],"hasMore":true}`)
 	g.do("GET", "/v1/sessions/turns/events?offset=36", "").want(200, `{"events":[],"hasMore":false}`)
 	g.do("GET", "/v1/sessions/turns/events?offset=99999", "").want(200, `{"events":[],"hasMore":false}`)
+	// An interrupt ends the turn in progress, and the next one begins. Without a turn it does nothing.
+	asking := g.stream("POST", "/v1/sessions/turns/messages/stream", `{"message":"permission"}`)
+	asking.until(sessions.PermissionRequested)
+	next := g.stream("POST", "/v1/sessions/turns/messages/stream", okMessage)
+	g.do("POST", "/v1/sessions/turns/interrupt", "").want(204, "")
+	if got := typesOf(next.until(sessions.TurnEnded)); got != okTurn {
+		t.Errorf("%s", got)
+	}
+	g.do("GET", "/v1/sessions/turns/events?offset=36", "").want(200, `"metadata":{"interrupted":true}`)
+	g.do("POST", "/v1/sessions/turns/interrupt", "").want(204, "")
 	// A session that ends also ends the streams of its queued messages.
 	g.do("POST", "/v1/sessions/turns/messages", `{"message":"permission"}`).want(204, "")
 	waiting := g.stream("POST", "/v1/sessions/turns/messages/stream", okMessage)

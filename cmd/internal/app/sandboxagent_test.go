@@ -296,6 +296,7 @@ func testSessionErrors(t *testing.T, g *gatewayProcess) {
 		{"GET", "/v1/sessions/nobody/events/sse", "", nil, 404, notFound},
 		{"POST", "/v1/sessions/nobody/messages", okMessage, nil, 404, notFound},
 		{"POST", "/v1/sessions/nobody/messages/stream", okMessage, nil, 404, notFound},
+		{"POST", "/v1/sessions/nobody/interrupt", "", nil, 404, notFound},
 		{"POST", "/v1/sessions/nobody/terminate", "", nil, 404, notFound},
 		{"POST", "/v1/sessions/nobody/questions/q/reject", "", nil, 404, notFound},
 		{"GET", "/v1/fs/entries?session_id=nobody", "", nil, 404, notFound},
@@ -437,14 +438,15 @@ func testSessionTokens(t *testing.T, g *gatewayProcess) {
 	for scope, allowed := range map[string][]string{
 		"read": {"GET /v1/agents", "GET /v1/sessions", "GET /v1/sessions/scopes", "GET /v1/sessions/scopes/events"},
 		"execute": {
-			"POST /v1/sessions/scopes/terminate", "DELETE /v1/sessions/scopes",
+			"POST /v1/sessions/scopes/interrupt", "POST /v1/sessions/scopes/terminate", "DELETE /v1/sessions/scopes",
 		},
 		"files": {"GET /v1/fs/entries"},
 	} {
 		key := g.newKey("acme", scope)
 		for _, route := range []string{
 			"GET /v1/agents", "GET /v1/sessions", "GET /v1/sessions/scopes", "GET /v1/sessions/scopes/events",
-			"POST /v1/sessions/scopes/terminate", "DELETE /v1/sessions/scopes", "GET /v1/fs/entries",
+			"POST /v1/sessions/scopes/interrupt", "POST /v1/sessions/scopes/terminate", "DELETE /v1/sessions/scopes",
+			"GET /v1/fs/entries",
 		} {
 			method, path, _ := strings.Cut(route, " ")
 			r := g.do(method, path, "", "Authorization", "Bearer "+key)
@@ -494,6 +496,7 @@ func testSessionOrgs(_ *testing.T, g *gatewayProcess) {
 	g.do("GET", "/v1/sessions/ours/events", "", other...).want(404, "session_not_found")
 	g.do("GET", "/v1/sessions/ours/events/sse", "", other...).want(404, "session_not_found")
 	g.do("POST", "/v1/sessions/ours/messages", okMessage, other...).want(404, "session_not_found")
+	g.do("POST", "/v1/sessions/ours/interrupt", "", other...).want(404, "session_not_found")
 	g.do("POST", "/v1/sessions/ours/terminate", "", other...).want(404, "session_not_found")
 	g.do("DELETE", "/v1/sessions/ours", "", other...).want(404, "session_not_found")
 	g.do("GET", "/v1/fs/entries?session_id=ours", "", other...).want(404, "session_not_found")
