@@ -323,6 +323,7 @@ type permissionFields struct {
 	Tool       string `json:"toolName"`
 	ToolName   string `json:"tool_name"`
 	Command    any    `json:"command"`
+	Patterns   any    `json:"patterns"` // what OpenCode's permissions cover
 	Input      struct {
 		Command any `json:"command"`
 	} `json:"input"`
@@ -342,12 +343,16 @@ func (p *Permission) isFileChange() bool {
 }
 
 // scopes returns what a grant for the session covers: the kinds of the permission, each with the
-// command if there is one. Without the command, one grant would allow all commands.
+// command if there is one. Without the command, one grant would allow all commands. A grant for a file change
+// covers all files.
 func (p *Permission) scopes() (list []string) {
 	f := p.fields()
 	command := f.Command
 	if command == nil {
 		command = f.Input.Command
+	}
+	if command == nil && !p.isFileChange() {
+		command = f.Patterns
 	}
 	suffix := ""
 	if command != nil {
