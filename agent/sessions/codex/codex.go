@@ -103,7 +103,11 @@ func command(dir, home string, models sessions.Models) *sessions.Program {
 	} {
 		args = append(args, "-c", setting)
 	}
-	return &sessions.Program{Args: args, Env: map[string]string{"CODEX_HOME": home, tokenVariable: models.Token}}
+	return &sessions.Program{Args: args, Env: map[string]string{
+		"CODEX_HOME": home, tokenVariable: models.Token,
+		// Its databases only repeat what its transcripts contain, and grow with what it logs: the home need not have them.
+		"CODEX_SQLITE_HOME": "/tmp/codex",
+	}}
 }
 
 // start starts the program. It requires c.mu, or that nobody else has c.

@@ -11,7 +11,7 @@ import (
 
 // Limits of what events contain of an item, in bytes.
 const (
-	maxText = 256 << 10 // of an output, a partial message or a diff
+	maxText = 256 << 10 // of an output, a partial message, a command, or the diffs of a result
 	maxDiff = 16 << 10  // of a diff in the request for a permission
 )
 
@@ -343,13 +343,15 @@ func (p *program) fileChangeCompleted(x *item, raw json.RawMessage) bool {
 		return p.result(x, true, output)
 	}
 	var files []sessions.Part
+	left := maxText
 	for i := range f.Changes {
 		c := &f.Changes[i]
 		file := sessions.Part{Type: sessions.PartFileRef, Path: c.Path, Action: "patch"}
 		if c.Kind.Type == "add" {
 			file.Action = "write"
 		}
-		if diff := c.unified(); len(diff) <= maxText {
+		diff := c.unified()
+		if left -= len(diff); left >= 0 {
 			file.Diff = &diff
 		}
 		files = append(files, file)

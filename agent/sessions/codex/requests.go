@@ -107,7 +107,7 @@ func (p *program) approval(t *turn, l *line) bool {
 		if q.Command == nil {
 			q.Command = &x.command
 		}
-		metadata["command"], metadata["cwd"] = scriptOf(*q.Command), q.CWD
+		metadata["command"], metadata["cwd"] = shorten(scriptOf(*q.Command), maxText), q.CWD
 	} else {
 		describe(metadata, x.changes)
 	}
