@@ -105,7 +105,7 @@ type Conversation interface {
 	// If not, the runner ends the turn with an error.
 	Resumed() bool
 	// Send begins a turn. The agent ends it by reporting TurnEnded or SessionEnded. Send is never
-	// called during a turn.
+	// called during a turn. A model or variant of an earlier message is set in later ones, too.
 	Send(ctx context.Context, m *Message) error
 	// Answer delivers an answer to the agent. After a resumption the runner delivers all answers of
 	// the turn again, and the agent ignores the ones it already has.

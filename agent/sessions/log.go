@@ -74,6 +74,9 @@ type State struct {
 	Running     bool   `json:"running,omitempty"` // whether turn number Turns is in progress
 	// TurnAfter is the number of the entry before the first entry of turn number Turns.
 	TurnAfter uint64 `json:"turn_after,omitempty"`
+	// TurnModel and TurnVariant are those of the last turn whose message named one; empty for those of the session.
+	TurnModel   string `json:"turn_model,omitempty"`
+	TurnVariant string `json:"turn_variant,omitempty"`
 	// Runner is the id of the last runner that appended an entry.
 	Runner string `json:"runner,omitempty"`
 	// Native is the agent's own id of the session. Cursor is the position in the agent's output up

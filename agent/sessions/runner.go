@@ -1,6 +1,7 @@
 package sessions
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -656,7 +657,9 @@ func (d *drive) startTurn(ctx context.Context) error {
 			return d.failTurn(ctx, "start", err)
 		}
 	}
-	if err := d.talk.Send(ctx, next.Message); err != nil {
+	message := *next.Message
+	message.Model, message.Variant = d.log.state.TurnModel, d.log.state.TurnVariant
+	if err := d.talk.Send(ctx, &message); err != nil {
 		return d.failTurn(ctx, "send", err)
 	}
 	return nil
@@ -687,6 +690,8 @@ func (d *drive) beginTurn(ctx context.Context, fill func(*batch) error) error {
 	err := d.append(ctx, next.Number, func(b *batch) error {
 		b.begin(nil)
 		b.state.Turns, b.state.Running, b.state.Open = next.Number, true, nil
+		b.state.TurnModel = cmp.Or(next.Model, b.state.TurnModel)
+		b.state.TurnVariant = cmp.Or(next.Variant, b.state.TurnVariant)
 		b.state.TurnAfter, b.state.QueuedAfter = d.log.at, queuedAfter(d.queue[1:])
 		started := &Native{Type: TurnStarted, Synthetic: true}
 		if err := b.event(started, Turn{Phase: "started", ID: turnID(next.Number)}); err != nil {

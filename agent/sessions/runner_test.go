@@ -86,6 +86,32 @@ func TestMessagesWaitForTheirTurns(t *testing.T) {
 		[]string{"permission.resolved: command_execution accept"}, turnEnds, turn, turn, turnStarts, turnEnds, turn)...)
 }
 
+// The model of a message is that of later messages, even if another process drives the session.
+func TestModelOfMessages(t *testing.T) {
+	server := storetest.Server(t)
+	p := newPuppet()
+	w, stop := worldOf(t, server, p)
+	w.MustCreate("s", "puppet")
+	for i, m := range []struct{ sent, want sessions.Message }{
+		{sessions.Message{Text: "one"}, sessions.Message{}},
+		{sessions.Message{Model: "m", Variant: "high"}, sessions.Message{Model: "m", Variant: "high"}},
+		{sessions.Message{Variant: "low"}, sessions.Message{Model: "m", Variant: "low"}},
+		{sessions.Message{}, sessions.Message{Model: "m", Variant: "low"}},
+	} {
+		if _, err := w.Send(t.Context(), org, "s", m.sent, ""); err != nil {
+			t.Fatal(err)
+		}
+		h := <-p.starts
+		if got := <-h.sent; got.Model != m.want.Model || got.Variant != m.want.Variant {
+			t.Errorf("message %d has the model %q, variant %q", i+1, got.Model, got.Variant)
+		}
+		h.report(t, ends())
+		w.Until("s", 0, nth(i+1, sessions.TurnEnded))
+		stop()
+		w, stop = worldOf(t, server, p)
+	}
+}
+
 // A permission for the session answers later requests for the same thing, and no others.
 func TestAlways(t *testing.T) {
 	w := start(t)

@@ -168,7 +168,7 @@ func (b *sandbox) Start(ctx context.Context, x *sessions.Program) (sessions.Proc
 		env = append(env, name+"="+value)
 	}
 	cmd.Env, cmd.Dir = env, b.dir
-	c := &process{cmd: cmd}
+	c := &process{cmd: cmd, wait: sync.OnceFunc(func() { _ = cmd.Wait() })}
 	cmd.Stderr = &c.stderr
 	var err error
 	if c.in, err = cmd.StdinPipe(); err != nil {
@@ -216,6 +216,7 @@ func (b *sandbox) Close() {
 // process is a running program.
 type process struct {
 	cmd    *exec.Cmd
+	wait   func()
 	in     io.WriteCloser
 	out    *bufio.Reader
 	stderr bytes.Buffer
@@ -225,7 +226,7 @@ type process struct {
 func (c *process) ReadLine() ([]byte, string, error) {
 	line, err := c.out.ReadBytes('\n')
 	if err != nil {
-		_ = c.cmd.Wait()
+		c.wait()
 		return nil, "", io.EOF
 	}
 	c.lines++
@@ -244,4 +245,5 @@ func (c *process) Exit() sessions.Exit {
 func (c *process) Close() {
 	_ = c.in.Close()
 	_ = c.cmd.Process.Kill()
+	c.wait()
 }
