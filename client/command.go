@@ -335,10 +335,21 @@ func (x *execution) interrupt(ctx context.Context, over <-chan struct{}) {
 		cancel()
 		select {
 		case <-over:
+			x.killRest(ctx)
 			return
 		case <-time.After(endGrace):
 		}
 	}
+}
+
+// killRest kills what the command has started and has left behind.
+func (x *execution) killRest(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, endTimeout)
+	defer cancel()
+	// After an error there is nothing left, or no way to it.
+	_, _ = x.guest.processes.SendSignal(ctx, connect.NewRequest(&processpb.SendSignalRequest{
+		Process: x.selector(), Signal: processpb.Signal_SIGNAL_SIGKILL,
+	}))
 }
 
 // signalOf returns the number of the signal in the status of a process, 0 if there is none.
