@@ -45,6 +45,10 @@ type LiveSandbox struct {
 	// OwnHome means that the thread was created for the sandbox, and is removed with it.
 	OwnHome   bool        `json:"own_home,omitempty"`
 	OnTimeout SandboxStop `json:"on_timeout"`
+	// Agent is the coding agent whose program it has at [AgentDir], or empty. AgentVersion is empty for
+	// the newest that its worker has.
+	Agent        string `json:"agent,omitempty"`
+	AgentVersion string `json:"agent_version,omitempty"`
 	// PublicPorts means that requests to its ports need no token, as E2B's clients may ask for.
 	PublicPorts bool            `json:"public_ports,omitempty"`
 	Timeout     Seconds         `json:"timeout"`                // of its last start

@@ -10,7 +10,7 @@ func (a *Absent) Info() *Info { return &a.About }
 
 // Start implements [Agent]. It is never called: creating a session with the agent fails.
 func (a *Absent) Start(context.Context, *Start) (Conversation, error) {
-	return nil, notInstalled(&a.About)
+	return nil, notInstalled(&a.About, a.About.Missing)
 }
 
 // AbsentAgents returns the agents of the Sandbox Agent API that this server has no adapter for.

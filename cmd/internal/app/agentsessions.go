@@ -48,9 +48,7 @@ func (s *system) serveAgentSessions(ctx context.Context, server *gateway.Server,
 // sessionAgents returns the agents in the order of lists. Clients expect all agents of the API there,
 // including those that this server cannot run.
 func (s *system) sessionAgents() []sessions.Agent {
-	list := []sessions.Agent{&claude.Agent{Installed: func() sessions.Installation {
-		return sessions.Installation{Missing: "this server has no program of it"}
-	}}}
+	list := []sessions.Agent{&claude.Agent{Installed: s.installed("claude")}}
 	return append(append(list, sessions.AbsentAgents()...), &mock.Agent{Delay: s.cfg.AgentMockDelay})
 }
 
