@@ -110,6 +110,10 @@ type Meta struct {
 	// SandboxMemory is the memory limit of that sandbox in bytes; 0 for other executions. The
 	// sandbox needs a worker with as much memory left for sandboxes.
 	SandboxMemory int64 `json:"sandbox_memory,omitempty"`
+	// Agent is the coding agent whose program that sandbox has at [AgentDir], or empty. AgentVersion is
+	// empty for the worker's newest.
+	Agent        string `json:"agent,omitempty"`
+	AgentVersion string `json:"agent_version,omitempty"`
 }
 
 // QueuedAt returns when the job enters the queue. Its wait for a worker counts from then.

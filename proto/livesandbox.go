@@ -47,6 +47,10 @@ type LiveSandbox struct {
 	OnTimeout SandboxStop `json:"on_timeout"`
 	// AgentSession is the id of the log of the agent session whose programs run in the sandbox; empty for none.
 	AgentSession string `json:"agent_session,omitempty"`
+	// Agent is the coding agent whose program it has at [AgentDir], or empty. AgentVersion is empty for
+	// the newest that its worker has.
+	Agent        string `json:"agent,omitempty"`
+	AgentVersion string `json:"agent_version,omitempty"`
 	// PublicPorts means that requests to its ports need no token, as E2B's clients may ask for.
 	PublicPorts bool            `json:"public_ports,omitempty"`
 	Timeout     Seconds         `json:"timeout"`                // of its last start

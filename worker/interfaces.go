@@ -75,6 +75,12 @@ type Images interface {
 	Get(ctx context.Context, digest string) (img Image, release func(), err error)
 }
 
+// Agents has the programs of coding agents.
+type Agents interface {
+	// Find returns the directory of an agent's program. The version may be empty for the newest.
+	Find(agent, version string) (dir string, err error)
+}
+
 // Image is a root file system.
 type Image struct {
 	Root      string                    // its directory; empty for the host's runtimes

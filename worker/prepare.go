@@ -60,6 +60,7 @@ const (
 	partHome
 	partSecrets
 	partMounts // storage connections and volumes
+	partAgent
 	partProgram
 )
 
@@ -80,6 +81,7 @@ func (a *attempt) steps() []step {
 		{partHome, a.writeProgram},
 		{partHome, limitHome},
 		{partJail, a.bindContainer},
+		{partAgent, a.mountAgent},
 		{partSecrets, a.openSecrets},
 		{partMounts, a.mountData},
 		{partProgram, a.load},
@@ -159,6 +161,9 @@ func (e *prepareError) result() proto.Result {
 	case e.part == partSecrets:
 		return proto.Failure(proto.CodeSandboxStart, "The secrets of the program could not be decrypted, so it was not "+
 			"started; the cause is in the logs of the worker and of the dispatcher.")
+	case e.part == partAgent:
+		return proto.Failure(proto.CodeSandboxStart, "The program of the agent could not be mounted on this worker, so the "+
+			"sandbox was not started; the cause is in the worker's log.")
 	case errors.Is(e.err, jail.ErrHostOutOfMemory):
 		return proto.Failure(proto.CodeHostMemory,
 			"The worker's host ran out of memory while the sandbox was created, so the program was not started.")
@@ -261,6 +266,18 @@ func (a *attempt) bindContainer(ctx context.Context, b *sandbox) error {
 		return nil
 	}
 	return errors.Join(b.jail.BindHome(ctx, proto.ContainerTmp, "/tmp"), b.jail.BindHome(ctx, ".", proto.ContainerData))
+}
+
+// mountAgent mounts the program of the agent that the live sandbox is for, if it is for one.
+func (a *attempt) mountAgent(ctx context.Context, b *sandbox) error {
+	if a.job.Live == nil || a.job.Agent == "" {
+		return nil
+	}
+	dir, err := a.Agents.Find(a.job.Agent, a.job.AgentVersion)
+	if err != nil {
+		return err
+	}
+	return b.jail.MountAgent(ctx, a.job.Agent, dir)
 }
 
 // openSecrets gets the secrets of the job, and starts the proxy that adds some of them to requests.

@@ -42,6 +42,8 @@ type Worker struct {
 	Roots inject.Roots
 	// Mounts mounts storage connections; nil if this worker cannot.
 	Mounts *mount.Opener
+	// Agents has the programs of coding agents for live sandboxes.
+	Agents Agents
 	// Live are the live sandboxes, whose jobs LiveJobs assigns to LiveSlots slots; nil if this worker
 	// runs none.
 	Live      *live.Sandboxes

@@ -121,6 +121,8 @@ func (b *fakeJail) MountHome(context.Context, jail.Home) error { return nil }
 
 func (b *fakeJail) BindHome(context.Context, string, string) error { return nil }
 
+func (b *fakeJail) MountAgent(context.Context, string, string) error { return nil }
+
 func (b *fakeJail) MountData(context.Context, jail.Data) error { return nil }
 
 func (b *fakeJail) Load(context.Context, jail.Program) error { return nil }

@@ -10,23 +10,14 @@ func (a *Absent) Info() *Info { return &a.About }
 
 // Start implements [Agent]. It is never called: creating a session with the agent fails.
 func (a *Absent) Start(context.Context, *Start) (Conversation, error) {
-	return nil, notInstalled(&a.About)
+	return nil, notInstalled(&a.About, a.About.Missing)
 }
 
 // AbsentAgents returns the agents of the Sandbox Agent API that this server has no adapter for.
 func AbsentAgents() []Agent {
 	const missing = "this server cannot run it"
 	build := Mode{ID: "build", Name: "Build", Description: "Default build mode"}
-	plan := Mode{ID: "plan", Name: "Plan", Description: "Plans, and changes nothing"}
 	return []Agent{
-		&Absent{Info{
-			ID: "codex", Installation: Installation{Missing: missing}, Modes: []Mode{build, plan},
-			PermissionModes: []string{PermissionDefault, PermissionPlan, PermissionBypass, PermissionAcceptEdits},
-		}},
-		&Absent{Info{
-			ID: "opencode", Installation: Installation{Missing: missing}, Modes: []Mode{build, plan}, AnyMode: true,
-			PermissionModes: []string{PermissionDefault},
-		}},
 		&Absent{Info{
 			ID: "amp", Installation: Installation{Missing: missing}, Modes: []Mode{build}, PermissionModes: []string{PermissionDefault, PermissionBypass},
 			Models: []Model{{ID: "amp-default"}}, DefaultModel: "amp-default",

@@ -82,7 +82,10 @@ type Exit struct {
 
 // Installation is an agent's program as the workers have it.
 type Installation struct {
-	Version string // empty if unknown
+	Version string // the default of sessions; empty if unknown
+	// Versions are all that sessions can have, the default first. It is empty for an agent without a
+	// program.
+	Versions []string
 	// Dir is the absolute path of the program's files in sandboxes.
 	Dir string
 	// Missing is the reason why no worker has it; empty if one has.

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/bullpen-run/bullpen/proto"
@@ -238,7 +239,11 @@ func setDefaults(x *proto.AgentSession, info *Info) error {
 		return err
 	}
 	if info.Missing != "" {
-		return notInstalled(info)
+		return notInstalled(info, info.Missing)
+	}
+	if v := x.AgentVersion; v != "" && len(info.Versions) > 0 && !slices.Contains(info.Versions, v) {
+		return notInstalled(info, fmt.Sprintf("no worker has version %s, only %s", proto.Shorten(v),
+			strings.Join(info.Versions, ", ")))
 	}
 	if x.AgentMode == "" {
 		x.AgentMode = DefaultMode
@@ -271,9 +276,9 @@ func setDefaults(x *proto.AgentSession, info *Info) error {
 	return nil
 }
 
-func notInstalled(info *Info) error {
+func notInstalled(info *Info, why string) error {
 	return &Error{
-		Kind: AgentNotInstalled, Message: "agent not installed: " + info.ID + ": " + info.Missing, Agent: info.ID,
+		Kind: AgentNotInstalled, Message: "agent not installed: " + info.ID + ": " + why, Agent: info.ID,
 	}
 }
 

@@ -12,8 +12,10 @@ import (
 )
 
 type agentCommands struct {
-	Session  agentSessionCommands `cmd:"" help:"Create sessions of coding agents and talk to them."`
-	Upstream agentUpstreamCommand `cmd:"" help:"Run a server that replies as a model would, from a script."`
+	Session   agentSessionCommands  `cmd:"" help:"Create sessions of coding agents and talk to them."`
+	Install   agentInstallCommand   `cmd:"" help:"Install the program of a coding agent in a directory for workers."`
+	Installed agentInstalledCommand `cmd:"" help:"List the programs of coding agents in a directory for workers."`
+	Upstream  agentUpstreamCommand  `cmd:"" help:"Run a server that replies as a model would, from a script."`
 }
 
 type agentUpstreamCommand struct {

@@ -16,6 +16,7 @@ import (
 
 	"github.com/bullpen-run/bullpen/cmd/internal/app"
 	"github.com/bullpen-run/bullpen/proto/api"
+	"github.com/bullpen-run/bullpen/worker/agents"
 )
 
 // The exit codes of every command. `bullpen run`, `logs --follow` and `wait` have more, see
@@ -92,8 +93,6 @@ exit with the program's exit code, bullpen batch run as its help says.`
 type memberCommands = resourceCommands[api.Member, api.MemberRequest, api.MemberSettings]
 
 type commands struct {
-	VersionFlag kong.VersionFlag `name:"version" hidden:""`
-
 	Serve      serveCommand       `cmd:"" help:"Run a server."`
 	Up         upCommand          `cmd:"" help:"Start a deployment of many processes on this machine, for tests and demonstrations."`
 	Init       initCommand        `cmd:"" help:"Create what clients of another API need (global admin)."`
@@ -169,7 +168,7 @@ func newParser(s streams) (*kong.Kong, error) {
 		}),
 		kong.Writers(s.out, s.err),
 		kong.Bind(s),
-		kong.Vars{"version": "bullpen " + app.Version(), "languages": languageNames()},
+		kong.Vars{"languages": languageNames(), "agents": strings.Join(agents.Names(), ",")},
 	)
 }
 
@@ -195,8 +194,11 @@ func run(args []string, s streams) int {
 	if err != nil {
 		return report(s, err)
 	}
-	if len(args) == 0 {
+	switch {
+	case len(args) == 0:
 		args = []string{"--help"}
+	case args[0] == "--version": // not a flag of the parser: commands have one of the same name
+		args = []string{"version"}
 	}
 	cmd, err := parser.Parse(args)
 	if err != nil {

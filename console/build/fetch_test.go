@@ -40,15 +40,19 @@ func tarball(t *testing.T, names ...string) (content []byte, integrity string) {
 }
 
 func TestFetchPackages(t *testing.T) {
-	content, integrity := tarball(t, "package/index.js", "package/lib/a.js", "package/../../outside", "package//etc/x")
+	content, integrity := tarball(t, "package/index.js", "package/lib/a.js")
+	bad, badIntegrity := tarball(t, "package/index.js", "package/../../outside")
 	asked := 0
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		asked++
-		if r.URL.Path != "/@team/parts/-/parts-1.2.3.tgz" {
+		switch r.URL.Path {
+		case "/@team/parts/-/parts-1.2.3.tgz":
+			_, _ = w.Write(content)
+		case "/@team/parts/-/parts-1.2.5.tgz":
+			_, _ = w.Write(bad)
+		default:
 			http.NotFound(w, r)
-			return
 		}
-		_, _ = w.Write(content)
 	}))
 	defer s.Close()
 	t.Setenv("npm_config_registry", s.URL+"/")
@@ -72,6 +76,9 @@ func TestFetchPackages(t *testing.T) {
 	}
 	if err := fetch("1.2.4", integrity); err == nil {
 		t.Error("a missing version was no error")
+	}
+	if err := fetch("1.2.5", badIntegrity); err == nil {
+		t.Error("a package with a file outside of it was accepted")
 	}
 	before := asked
 	for range 2 {

@@ -127,6 +127,7 @@ func (b *Sandbox) start(ctx context.Context) error {
 	}
 	live := &proto.LiveSandbox{
 		ID: proto.NewSandboxID(), Org: x.Org, Key: x.Key, Name: x.Agent, ThreadID: x.ThreadID(), AgentSession: x.LogID(),
+		Agent: x.Agent, AgentVersion: x.AgentVersion,
 		OnTimeout: proto.SandboxKill, Timeout: proto.Seconds(proto.DefaultSandboxTimeout),
 		IdleTimeout: proto.Seconds(idleTimeout),
 	}

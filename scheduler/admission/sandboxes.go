@@ -24,7 +24,7 @@ func (a *Admission) SandboxJob(
 		return nil, err
 	}
 	job.KillGrace, job.SandboxID = new(proto.Seconds(proto.SandboxStopGrace)), x.ID
-	job.SandboxMemory = job.Sandbox.Memory
+	job.SandboxMemory, job.Agent, job.AgentVersion = job.Sandbox.Memory, x.Agent, x.AgentVersion
 	job.Live = &proto.Live{
 		Sandbox: x.ID, TicketHash: ticketHash, ExpiresAt: x.ExpiresAt, IdleTimeout: x.IdleTimeout,
 	}

@@ -24,7 +24,33 @@ const (
 	// slots offer nothing that every program needs, so programs and sandboxes do not share slots.
 	CapabilitySandboxes     = "sandboxes"
 	CapabilitySandboxImages = "sandbox-images"
+	// CapabilitySandboxNode is for live sandboxes without images whose agent needs Node.js.
+	CapabilitySandboxNode = "sandbox-node"
 )
+
+// CapabilityAgent returns the capability to run live sandboxes with the program of an agent, in a
+// version, or in any if version is empty.
+func CapabilityAgent(agent, version string) string {
+	if version != "" {
+		agent += agentVersionSeparator + version
+	}
+	return agentPrefix + agent
+}
+
+const (
+	agentPrefix           = "agent:"
+	agentVersionSeparator = "@"
+)
+
+// agentVersions returns the versions of an agent among capabilities.
+func agentVersions(capabilities []string, agent string) (versions []string) {
+	for _, name := range capabilities {
+		if version, ok := strings.CutPrefix(name, CapabilityAgent(agent, "")+agentVersionSeparator); ok {
+			versions = append(versions, version)
+		}
+	}
+	return versions
+}
 
 // capabilitySandboxMemory returns the capability to run a live sandbox with a memory limit in bytes.
 // Workers announce a number instead, so only messages name it.
@@ -62,6 +88,12 @@ func needsOf(m *proto.Meta) []string {
 		needs[0] = CapabilitySandboxes
 	case m.Image != "":
 		needs[0] = CapabilityImages
+	}
+	if m.SandboxID != "" && m.Agent != "" {
+		needs = append(needs, CapabilityAgent(m.Agent, m.AgentVersion))
+		if p, _ := proto.FindAgentProgram(m.Agent); p.Node && m.Image == "" {
+			needs = append(needs, CapabilitySandboxNode)
+		}
 	}
 	if m.Architecture != "" {
 		needs = append(needs, CapabilityArchitecture(m.Architecture))

@@ -131,6 +131,10 @@ func describe(capability string) string {
 		return "images for the architecture " + value
 	case "sandbox-memory":
 		return "live sandboxes with " + value + " of memory"
+	case "agent":
+		return "the agent " + strings.Replace(value, agentVersionSeparator, " ", 1)
+	case CapabilitySandboxNode:
+		return "Node.js for live sandboxes without an image"
 	case CapabilityImages:
 		return "sandbox images"
 	case CapabilitySandboxes:
@@ -264,4 +268,21 @@ func (c *OfferCache) Missing(m *proto.Meta) *proto.Missing {
 		return nil
 	}
 	return o.missing(needsOf(m), m.SandboxMemory, time.Now())
+}
+
+// AgentVersions returns the versions of an agent's program that live sandboxes can have, the newest
+// first. It reads memory only, and may be a few seconds old.
+func (c *OfferCache) AgentVersions(agent string) (versions []string) {
+	o := c.cache.Get(offersKey)
+	if o == nil {
+		return nil
+	}
+	now := time.Now()
+	for _, w := range o.Workers {
+		if slices.Contains(w.Capabilities, CapabilitySandboxes) && (w.Live || now.Before(w.Until)) {
+			versions = append(versions, agentVersions(w.Capabilities, agent)...)
+		}
+	}
+	slices.SortFunc(versions, func(a, b string) int { return proto.CompareAgentVersions(b, a) })
+	return slices.Compact(versions)
 }

@@ -225,6 +225,10 @@ type Jail interface {
 	// MountData mounts the program's data below proto.MountsDir, which is empty otherwise. It is
 	// called at most once, before Load.
 	MountData(ctx context.Context, d Data) error
+	// MountAgent mounts a directory of the host with the program of an agent, without the mounts below it,
+	// at proto.AgentDir of a jail with Spec.Guest. It is read-only, nosuid and nodev. MountAgent is called
+	// before Load.
+	MountAgent(ctx context.Context, agent, dir string) error
 	// Alive reports whether the jail can still be used. A waiting interpreter may have died.
 	Alive() bool
 	// Memory returns the memory that the jail uses, in bytes.

@@ -9,7 +9,9 @@ import (
 	"github.com/bullpen-run/bullpen/agent/sessions"
 	"github.com/bullpen-run/bullpen/agent/sessions/acp"
 	"github.com/bullpen-run/bullpen/agent/sessions/claude"
+	"github.com/bullpen-run/bullpen/agent/sessions/codex"
 	"github.com/bullpen-run/bullpen/agent/sessions/mock"
+	"github.com/bullpen-run/bullpen/agent/sessions/opencode"
 	"github.com/bullpen-run/bullpen/gateway"
 	"github.com/bullpen-run/bullpen/gateway/agentsandboxes"
 	"github.com/bullpen-run/bullpen/proto"
@@ -55,9 +57,10 @@ func (s *system) serveAgentSessions(ctx context.Context, server *gateway.Server,
 // sessionAgents returns the agents in the order of lists. Clients expect all agents of the API there,
 // including those that this server cannot run.
 func (s *system) sessionAgents() []sessions.Agent {
-	list := []sessions.Agent{&claude.Agent{Installed: func() sessions.Installation {
-		return sessions.Installation{Missing: "this server has no program of it"}
-	}}}
+	list := []sessions.Agent{
+		&claude.Agent{Installed: s.installed("claude")}, &codex.Agent{Installed: s.installed("codex")},
+		&opencode.Agent{Installed: s.installed("opencode")},
+	}
 	return append(append(list, sessions.AbsentAgents()...), &mock.Agent{Delay: s.cfg.AgentMockDelay})
 }
 

@@ -100,6 +100,7 @@ type system struct {
 	blobs        *blob.Store      // nil without the gateway and worker roles
 	monitor      *monitor
 	queue        *queue.Queue
+	offers       *queue.OfferCache // nil without the gateway role
 	threads      *threads.Threads
 	events       *events.Log
 	admission    *admission.Admission      // nil without the gateway role

@@ -75,6 +75,7 @@ type Config struct {
 	NsjailPath        string      `name:"nsjail" group:"Worker" env:"BULLPEN_NSJAIL" placeholder:"PATH" help:"Path of nsjail. Default: nsjail beside the bullpen program, then in ../libexec/bullpen, then on the PATH."`
 	UIDRange          UIDRange    `name:"uid-range" group:"Worker" env:"BULLPEN_UID_RANGE" default:"1900000000:532480" placeholder:"FIRST:COUNT" help:"User ids for jails of all workers on a machine: of the first 8,192 two for each slot, of the rest 2,048 for each live sandbox with a writable root. The default is outside the ranges of logins, containers and service managers."`
 	ImageDir          string      `name:"image-dir" group:"Worker" env:"BULLPEN_IMAGE_DIR" default:"/var/cache/bullpen/images" placeholder:"DIR" help:"Directory for unpacked sandbox images. Every user must be able to traverse its parent directories."`
+	Agents            string      `name:"agents" group:"Worker" env:"BULLPEN_AGENTS" placeholder:"DIR" help:"Directory with the programs of coding agents, as bullpen agent install fills it. Read when the worker starts. Default: none."`
 	Home              string      `name:"home" group:"Worker" env:"BULLPEN_HOME" default:"/home/baponi" placeholder:"DIR" help:"Home and working directory of programs, inside the jail."`
 
 	MountRoots []string    `name:"mount-roots" group:"Worker" env:"BULLPEN_MOUNT_ROOTS" placeholder:"DIR" help:"Directories of this machine that may contain storage connections of kind directory, each mounted nosuid, separated by commas. The Files API needs the same on gateways. Default: none."`
@@ -223,6 +224,7 @@ func (c *Config) Validate() error {
 			"%q must be the name of an image: 1 to 63 of a-z, 0-9, ., _ and -, the first a letter or digit", c.DefaultImage),
 		setting("pool", queue.ValidPool(c.Pool), "%q must be 1 to 63 of a-z, A-Z, 0-9, - and _", c.Pool),
 		setting("image-dir", filepath.IsAbs(c.ImageDir), "must be an absolute path"),
+		setting("agents", c.Agents == "" || filepath.IsAbs(c.Agents), "must be an absolute path"),
 		setting("home", filepath.IsAbs(c.Home) && filepath.Clean(c.Home) == c.Home && strings.Count(c.Home, "/") >= 2,
 			"%q must be an absolute path of at least two parts without . or .., such as /home/baponi", c.Home),
 		c.validateMounts(),

@@ -85,6 +85,8 @@ func (r *workerRole) openLive(capabilities []string, c *closers) (*liveWorker, e
 		switch {
 		case name == queue.CapabilityImages:
 			offered = append(offered, queue.CapabilitySandboxImages)
+		case name == queue.CapabilityLanguage(proto.Node):
+			offered = append(offered, queue.CapabilitySandboxNode)
 		case !strings.HasPrefix(name, queue.CapabilityLanguage("")):
 			offered = append(offered, name)
 		}

@@ -110,8 +110,7 @@ func (s *system) gateway(ctx context.Context) (*gateway.Server, []part, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	offers, err := queue.OpenOffers(ctx, s.store, s.log)
-	if err != nil {
+	if s.offers, err = queue.OpenOffers(ctx, s.store, s.log); err != nil {
 		return nil, nil, err
 	}
 	if s.schedules, err = schedules.Open(ctx, s.store, s.log); err != nil {
@@ -166,7 +165,7 @@ func (s *system) gateway(ctx context.Context) (*gateway.Server, []part, error) {
 			DiskFull: s.disk.full,
 		},
 		Admission: s.admission, Submissions: submitter,
-		Jobs: queued{s.queue}, History: s.history, Workers: s.queue, Processes: s, Queue: s.queue, Capabilities: offers,
+		Jobs: queued{s.queue}, History: s.history, Workers: s.queue, Processes: s, Queue: s.queue, Capabilities: s.offers,
 		Usage: s.usage, Schedules: s.schedules, Pipelines: s.pipelines, Batches: batchStore{s.batches, ""},
 		Events: eventLog{s.events}, Keys: keys, KeyAdmin: keys, Orgs: orgs, OrgData: s.orgData, Plans: plans,
 		Members: members, Sessions: sessions, Login: provider, Connections: connections, Storage: storage,
@@ -206,7 +205,7 @@ func (s *system) gateway(ctx context.Context) (*gateway.Server, []part, error) {
 	return server, []part{
 		{"files of agents", agentFiles.Run},
 		{"API keys", keys.Run},
-		{"capabilities of workers", offers.Run},
+		{"capabilities of workers", s.offers.Run},
 		{"last uses of API keys", uses.Run},
 		{"organisations", orgs.Run},
 		{"plans", plans.Run},

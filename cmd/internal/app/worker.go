@@ -173,6 +173,13 @@ func (r *workerRole) open(ctx context.Context) (c closers, err error) {
 		r.log.Log(ctx, level, "runtime not found, this worker runs its programs in images only", "language", l, "remedy",
 			known.Install)
 	}
+	programs := r.openAgents(languages[proto.Node] != "")
+	for agent, versions := range programs.Versions() {
+		capabilities = append(capabilities, queue.CapabilityAgent(agent, ""))
+		for _, version := range versions {
+			capabilities = append(capabilities, queue.CapabilityAgent(agent, version))
+		}
+	}
 	r.metrics.CgroupVersion(maker.CgroupVersion())
 	r.slots = &queue.Slots{
 		Store: r.store, Worker: r.instance, Pool: r.cfg.Pool, Total: r.cfg.SlotCount(), Capabilities: capabilities,
@@ -183,7 +190,7 @@ func (r *workerRole) open(ctx context.Context) (c closers, err error) {
 	r.runner = &worker.Worker{
 		Jobs: jobs{r.slots}, Jails: maker, Images: images, Homes: homes, Home: r.cfg.Home, Slots: r.slots.Total, Warm: warm,
 		SaveTimeout: r.cfg.SaveTimeout, Log: r.log,
-		Done: r.metrics.ExecutionDone, OnHealth: r.health.set, Roots: roots, Mounts: mounts,
+		Done: r.metrics.ExecutionDone, OnHealth: r.health.set, Roots: roots, Mounts: mounts, Agents: programs,
 		Open: func(ctx context.Context, job *proto.Job, attempt int, baseSeq int64) worker.Output {
 			w := events.NewWriter(
 				ctx, r.store, job.Org, job.TraceID, attempt, baseSeq, int64(job.Sandbox.OutputBytes))

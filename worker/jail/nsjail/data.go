@@ -47,6 +47,29 @@ func (s *sandbox) MountData(ctx context.Context, d jail.Data) error {
 	return nil
 }
 
+// MountAgent mounts the program of an agent; see jail.Jail.
+func (s *sandbox) MountAgent(ctx context.Context, agent, dir string) error {
+	if err := context.Cause(ctx); err != nil {
+		return err
+	}
+	fd, err := unix.OpenTree(unix.AT_FDCWD, dir,
+		unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_SYMLINK_NOFOLLOW)
+	if err != nil {
+		return fmt.Errorf("clone the mount of %s: %w", dir, err)
+	}
+	mounted := os.NewFile(uintptr(fd), dir)
+	defer func() { _ = mounted.Close() }()
+	// Private: what the host mounts there later must not appear in the jail.
+	attr := unix.MountAttr{
+		Attr_set:    unix.MOUNT_ATTR_RDONLY | unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV,
+		Propagation: unix.MS_PRIVATE,
+	}
+	if err := unix.MountSetattr(fd, "", unix.AT_EMPTY_PATH, &attr); err != nil {
+		return fmt.Errorf("make the mount of %s read-only: %w", dir, err)
+	}
+	return disk.Attach(mounted, s.initFD, proto.AgentDir(agent))
+}
+
 // mountsDir returns a read-only file system with an empty directory for each mount and its
 // ancestors, in no mount namespace.
 func (s *sandbox) mountsDir(mounts []jail.DataMount) (_ *os.File, err error) {

@@ -64,6 +64,11 @@ func (s *skeleton) addOwn(home string, key rootKey) error {
 		if err := errors.Join(makeDirs(s.dir, home), makeDirs(s.dir, "root")); err != nil {
 			return err
 		}
+		for _, p := range proto.AgentPrograms() { // mount points, see jail.Jail.MountAgent
+			if err := makeDirs(s.dir, proto.AgentDir(p.Agent)); err != nil {
+				return err
+			}
+		}
 	}
 	if key.terminals {
 		if err := s.addTerminals(); err != nil {
