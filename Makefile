@@ -103,6 +103,10 @@ s3server: ## build the S3 server that tests of blob stores run against, pinned, 
 packages: ## install the system's packages that the tests need and this machine lacks; as root
 	@deploy/packages.sh
 
+.PHONY: agents
+agents: build ## fetch the programs of coding agents, pinned, into bin/agents, for test-all
+	@for agent in claude codex opencode; do bin/bullpen agent install $$agent --dir bin/agents; done
+
 .PHONY: browser
 browser: ## install Chromium, in which test-all uses the console; as root
 	@deploy/packages.sh browser
@@ -131,7 +135,7 @@ test: packages build s3server deno ## run the tests, with real jails and the rac
 	go -C bench test -short ./...
 
 .PHONY: test-all
-test-all: packages browser build s3server deno test-deploy ## run the tests with all their variants; as root
+test-all: packages browser build agents s3server deno test-deploy ## run the tests with all their variants; as root
 	$(racetest) -timeout=60m $(attacks) ./proto/...
 	$(racetest) -timeout=60m $(others)
 	CGO_ENABLED=1 go test -race -tags=faults ./proto/fault

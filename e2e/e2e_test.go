@@ -158,6 +158,7 @@ func longSingleTests() map[string]func(*testing.T, *programs) {
 		"agent-clients": testAgentClients, "agent-flood": testAgentFlood, "agent-load": testAgentLoad, "up": testUp,
 		"autoscale-process-nats": func(t *testing.T, p *programs) { testAutoscaleProcess(t, p, topology{separate: true}) },
 		"backup-ledger-cluster":  func(t *testing.T, p *programs) { testBackupLedger(t, p, onCluster()) },
+		"coding-agents": testCodingAgents, "coding-agents-hostile": testHostileRepository, "coding-agents-many": testManyAgents,
 		"clients":                testClients, "console": testConsole, "console-people": testConsolePeople,
 		"cluster-leaders": testClusterLeaders, "cluster-nodes": testClusterNodes,
 		"copies": testCopies, "costs": testCosts,
