@@ -50,6 +50,12 @@ func (c *Client) PauseSandbox(ctx context.Context, id string) (*api.LiveSandbox,
 	return c.changeSandbox(ctx, id, "/pause", nil)
 }
 
+// SaveSandbox saves the home of a running sandbox, which runs on. Files alone are saved, no processes. If
+// its worker is lost, the sandbox resumes with them.
+func (c *Client) SaveSandbox(ctx context.Context, id string) (*api.SandboxSave, error) {
+	return get[api.SandboxSave](ctx, c, call{method: http.MethodPost, path: sandboxPath(id) + "/save", resend: true})
+}
+
 // ResumeSandbox starts a paused sandbox with a timeout in seconds, or with that of its last start if
 // timeout is 0. It returns the sandbox when processes can be started in it.
 func (c *Client) ResumeSandbox(ctx context.Context, id string, timeout int) (*api.LiveSandbox, error) {

@@ -54,6 +54,16 @@ func (s *liveSandbox) change(method, route string) (x schema.LiveSandbox) {
 	return x
 }
 
+// save saves the home of the running sandbox as a version.
+func (s *liveSandbox) save(want int64) {
+	s.t.Helper()
+	var saved schema.SandboxSave
+	r := s.do(http.MethodPost, s.path("/save"), nil)
+	if r.into(s.t, &saved); r.status != http.StatusOK || saved.Version != want {
+		s.t.Errorf("save version %d: %s", want, r)
+	}
+}
+
 // awaits waits until the sandbox is in a state for a reason, "" for one that has not stopped.
 func (s *liveSandbox) awaits(state, reason string) {
 	s.t.Helper()
@@ -198,6 +208,25 @@ func testLiveSandboxes(t *testing.T, p *programs, in topology) {
 		if _, _, err := s.run("user", "true"); err == nil {
 			t.Error("a program ran in a deleted sandbox")
 		}
+	})
+	t.Run("saves", func(t *testing.T) {
+		s := sys.in(t).newSandbox(request{"on_timeout": "pause"})
+		s.save(0)
+		s.check("sleep 1000 >/dev/null 2>&1 </dev/null & echo a >a; echo b >b", "")
+		s.save(1)
+		s.save(1)
+		s.check("rm a; echo c >c", "")
+		s.save(2)
+		s.check("rm c; pgrep -c sleep", "1\n")
+		s.change(http.MethodPost, "/pause")
+		s.change(http.MethodPost, "/resume")
+		s.check("ls; pgrep -c sleep || true", "b\n0\n")
+		s.check("rm b; echo a >a", "")
+		s.save(4)
+		s.change(http.MethodPost, "/pause")
+		s.change(http.MethodPost, "/resume")
+		s.check("ls", "a\n")
+		s.change(http.MethodDelete, "")
 	})
 	t.Run("commands", func(t *testing.T) { // the answers of guests begin while a proxy still reads the requests
 		s := sys.in(t).newSandbox(request{})
@@ -484,18 +513,27 @@ func testLiveSandboxLost(t *testing.T, p *programs, in topology) {
 	paused.change(http.MethodPost, "/pause")
 	paused.change(http.MethodPost, "/resume")
 	paused.check("echo 2 >>f", "")
+	saved := sys.newSandbox(request{"on_timeout": "pause"})
+	saved.check("echo 1 >f; mkdir d; echo kept >d/a; ln d/a b; echo removed >gone", "")
+	saved.save(1)
+	saved.check("rm gone; mv d e; echo 2 >>f", "")
+	saved.save(2)
+	saved.check("echo 3 >>f; touch lost", "")
 	sys.worker.kill()
 	if in.separate {
 		sys.startWorker(t)
 	} else {
 		sys.startFront(t)
 		sys.ready(t)
-		paused.api, killed.api = sys.api, sys.api
+		paused.api, killed.api, saved.api = sys.api, sys.api, sys.api
 	}
 	killed.awaits("ended", "worker_lost")
 	paused.awaits("paused", "worker_lost")
 	paused.change(http.MethodPost, "/resume")
 	paused.check("cat f", "1\n") // what the last pause saved
+	saved.awaits("paused", "worker_lost")
+	saved.change(http.MethodPost, "/resume")
+	saved.check("cat f e/a b; ls; stat -c %h b", "1\n2\nkept\nkept\nb\ne\nf\n2\n")
 }
 
 // procFiles are files of /proc that not even root in a sandbox may write.

@@ -49,6 +49,7 @@ func accessTable() map[string]access {
 		"getSandbox":      {scope: read, path: "/v1/sandboxes/{sandbox}"},
 		"extendSandbox":   {scope: execute, path: "/v1/sandboxes/{sandbox}/extend"},
 		"pauseSandbox":    {scope: execute, path: "/v1/sandboxes/{sandbox}/pause"},
+		"saveSandbox":     {scope: execute, path: "/v1/sandboxes/{sandbox}/save"},
 		"resumeSandbox":   {scope: execute, path: "/v1/sandboxes/{sandbox}/resume"},
 		"deleteSandbox":   {scope: execute, path: "/v1/sandboxes/{sandbox}"},
 		"readSandboxLogs": {scope: execute, path: "/v1/sandboxes/{sandbox}/logs"},

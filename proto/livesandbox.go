@@ -18,6 +18,8 @@ const (
 	DefaultSandboxTimeout = 5 * time.Minute
 	// SandboxStopGrace is the time between SIGTERM and SIGKILL when a live sandbox stops.
 	SandboxStopGrace = 5 * time.Second
+	// MaxSandboxFreeze bounds how long the processes of a sandbox stand still while it is saved.
+	MaxSandboxFreeze = 2 * time.Second
 	// MaxSandboxLog bounds what is kept of the output of the processes of one start, in bytes with
 	// the form of the log. A profile's limit of output may be lower.
 	MaxSandboxLog = 4 << 20

@@ -76,6 +76,9 @@ type Version struct {
 	// them.
 	Chain string `json:"chain,omitempty"`
 	Base  *Base  `json:"base,omitempty"` // of the manifest; nil if the manifest has all layers itself
+	// Supersedes is the number of versions directly before this one that are earlier saves of the same
+	// running sandbox. The last layer of this version replaces theirs, so it does not apply to them.
+	Supersedes int64 `json:"supersedes,omitempty"`
 }
 
 // Base is a manifest that shares its first layers with another one.
@@ -120,11 +123,15 @@ type Manifest struct {
 	Parent *Blob `json:"parent,omitempty"`
 }
 
-// Commit is the change of a thread's head by an execution whose program has ended.
+// Commit is the change of a thread's head by an execution: by one whose program has ended, or by a live
+// sandbox that saves its home while it runs.
 type Commit struct {
 	Fence   int64    `json:"fence"`   // of the head when the home was checked out
 	Version Version  `json:"version"` // the next version, with only the layers that it adds
 	Staged  []string `json:"staged"`  // keys of the staged files that the version contains
+	// Replaces is the key of the newest version's last layer if that is an earlier save of the same
+	// execution, which the commit's layer replaces. Otherwise it is empty.
+	Replaces string `json:"replaces,omitempty"`
 }
 
 // CheckoutRequest requests a thread's files for the execution that holds it.
@@ -357,16 +364,44 @@ func (t *Thread) Committed(c *Commit) bool {
 	return slices.ContainsFunc(t.History, func(v Version) bool { return same(&v) })
 }
 
+// Superseded reports whether a later version has replaced the last layer of a version in t's history,
+// so that the layers after that version do not lead from it to the newest one.
+func (t *Thread) Superseded(number int64) bool {
+	by := func(v *Version) bool { return number < v.Number && number >= v.Number-v.Supersedes }
+	return t.Version != nil && by(t.Version) || slices.ContainsFunc(t.History, func(v Version) bool { return by(&v) })
+}
+
+// kept returns the layers of the newest version that c keeps.
+func (t *Thread) kept(c *Commit) ([]Layer, error) {
+	var layers []Layer
+	var superseded int64
+	last := t.Version
+	if last != nil {
+		layers = last.Layers
+	}
+	if n := len(layers) - 1; c.Replaces != "" {
+		if n < 0 || layers[n].Key != c.Replaces || layers[n].Version != last.Number || last.Trace != c.Version.Trace {
+			return nil, ErrFenced
+		}
+		layers, superseded = layers[:n], last.Supersedes+1
+	}
+	if c.Version.Supersedes != superseded {
+		return nil, ErrFenced
+	}
+	return layers, nil
+}
+
 // Commit returns the head after c. The error is [ErrFenced] if c was made under another fence or
 // from another version.
 func (t *Thread) Commit(c *Commit) (*Thread, error) {
-	if c.Fence != t.Fence || c.Version.Number != t.Number()+1 {
+	kept, err := t.kept(c)
+	if err != nil || c.Fence != t.Fence || c.Version.Number != t.Number()+1 {
 		return nil, fmt.Errorf("commit version %d of thread %s: %w", c.Version.Number, t.ID, ErrFenced)
 	}
 	next, version := *t, c.Version
+	version.Layers = append(slices.Clone(kept), version.Layers...)
 	if t.Version != nil {
 		last := *t.Version
-		version.Layers = append(slices.Clone(last.Layers), version.Layers...)
 		last.Layers, last.Base = nil, nil
 		next.History = append([]Version{last}, t.History...)
 		next.History = next.History[:min(len(next.History), KeptVersions-1)]

@@ -20,13 +20,26 @@ const (
 	HeaderSandboxPort = "E2b-Sandbox-Port"
 	// GuestPort is the port of the guest itself for E2B's clients.
 	GuestPort = 49983
-	// ExpiryPath is the path that the worker answers itself. PUT sets when the sandbox expires, as
+	// ExpiryPath is a path that the worker answers itself. PUT sets when the sandbox expires, as
 	// RFC 3339 text.
 	ExpiryPath = "/.bullpen/expires_at"
+	// SavePath is another path that the worker answers itself. POST saves the home of the sandbox. The
+	// answer is a [SandboxSave] as JSON.
+	SavePath = "/.bullpen/save"
 	// StatusNoSandbox answers requests for a sandbox that is not on the worker, or is stopping. No
 	// guest answers with this status.
 	StatusNoSandbox = 530
 )
+
+// AnsweredByWorker reports whether the worker answers requests for a path itself, which gateways alone send.
+func AnsweredByWorker(path string) bool { return path == ExpiryPath || path == SavePath }
+
+// SandboxSave is what became of a save of a running sandbox's home.
+type SandboxSave struct {
+	Version int64 `json:"version,omitempty"` // the number of the newest version; 0 while the home is empty
+	// Refused is why nothing was saved, in words for the tenant. It is empty if the home was saved.
+	Refused string `json:"refused,omitempty"`
+}
 
 // WorkerEndpoint is where a worker serves gateways.
 type WorkerEndpoint struct {

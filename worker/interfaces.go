@@ -27,6 +27,9 @@ type Lease interface {
 	// Cancelled returns a channel that is closed when a client cancels the execution. It is called
 	// after Claim.
 	Cancelled() <-chan struct{}
+	// Commit makes a commit of the thread's home while the program runs. It retries until ctx is done; the
+	// commit may have been made then.
+	Commit(ctx context.Context, c *proto.Commit) error
 	// Finish writes the result unless one exists already, and returns the resulting record.
 	Finish(ctx context.Context, e Outcome) (*proto.Record, error)
 	// Release ends the lease without a result.
@@ -123,6 +126,11 @@ type Home interface {
 	// LimitSpace limits the program's writes to the space left in the home. It is called after
 	// PutStaged, MakeTmp and PutProgram.
 	LimitSpace() error
+	// SaveLive stores the home of a running live sandbox as the thread's next version, and returns the
+	// number of the newest version. freeze calls read while no process changes the home. commit makes a
+	// commit, see [Lease]. The errors are those of Save.
+	SaveLive(ctx context.Context, freeze func(ctx context.Context, read func(ctx context.Context) error) error,
+		commit func(ctx context.Context, c *proto.Commit) error) (version int64, err error)
 	// Save stores the changes of the program and returns the commit that makes them the thread's
 	// next version, nil if there are none. The jail must be dead. It returns a [*proto.LimitError],
 	// [*proto.AttributesError], [*proto.DepthError] or [*proto.FileError] if the home exceeds a limit.

@@ -41,6 +41,7 @@ func (a *attempt) run(ctx context.Context, c *claim, b *sandbox) (*ended, error)
 		stop := a.stopLive(c)
 		defer stop.release()
 		program.Cancel = stop.cancel
+		defer a.saveLive(c, b)()
 	}
 	began := time.Now()
 	fault.Here(fault.AfterClaimBeforeStart)

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/worker/jail"
 )
 
 // saveGrace is how long after its timeout the slot still waits for a save: a file system may hang
@@ -66,6 +67,9 @@ func (e *saveError) why() error {
 		return depth
 	case errors.As(e.err, &file):
 		return file
+	case errors.Is(e.err, jail.ErrFrozenTooLong):
+		return fmt.Errorf("reading what changed since the sandbox started took longer than %s, for which its processes "+
+			"may stand still; pause it to save more", proto.MaxSandboxFreeze)
 	case errors.Is(e.err, errSaveTimeout):
 		return fmt.Errorf("saving it took longer than the %s that this server allows; save less at a time", e.timeout)
 	default:
@@ -125,6 +129,9 @@ func (b *sandbox) save(ctx context.Context, timeout time.Duration) []*saving {
 	if len(all) == 0 {
 		return nil
 	}
+	if b.saving != nil { // a save while the sandbox ran
+		return b.unsaved(errSaveTimeout)
+	}
 	ctx, cancel := context.WithTimeoutCause(ctx, timeout, errSaveTimeout)
 	defer cancel()
 	var running sync.WaitGroup
@@ -154,9 +161,14 @@ func (b *sandbox) save(ctx context.Context, timeout time.Duration) []*saving {
 	case <-grace.C:
 	}
 	b.saving = saved
+	return b.unsaved(context.Cause(ctx))
+}
+
+// unsaved returns what to save of a sandbox, none of which was saved because of cause.
+func (b *sandbox) unsaved(cause error) []*saving {
 	failed := b.savings()
 	for _, s := range failed {
-		s.err = fmt.Errorf("save the home: %w", context.Cause(ctx))
+		s.err = fmt.Errorf("save the home: %w", cause)
 	}
 	return failed
 }

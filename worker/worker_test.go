@@ -77,6 +77,8 @@ func (l *lease) Finish(_ context.Context, e worker.Outcome) (*proto.Record, erro
 	return &proto.Record{Meta: l.job.Meta, Status: e.Result.Status(), Result: &e.Result}, nil
 }
 
+func (l *lease) Commit(context.Context, *proto.Commit) error { return nil }
+
 func (l *lease) Release() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -124,6 +126,10 @@ func (b *fakeJail) BindHome(context.Context, string, string) error { return nil 
 func (b *fakeJail) MountAgent(context.Context, string, string) error { return nil }
 
 func (b *fakeJail) MountData(context.Context, jail.Data) error { return nil }
+
+func (b *fakeJail) WhileFrozen(ctx context.Context, _ time.Duration, f func(context.Context) error) error {
+	return f(ctx)
+}
 
 func (b *fakeJail) Load(context.Context, jail.Program) error { return nil }
 func (b *fakeJail) Alive() bool                              { return true }
@@ -563,6 +569,16 @@ func (d *fakeHome) LimitSpace() error               { return nil }
 func (d *fakeHome) PutProgram(usual string, _ []byte) (string, error) {
 	d.programFile = "." + usual
 	return d.programFile, nil
+}
+
+func (d *fakeHome) SaveLive(
+	ctx context.Context, freeze func(context.Context, func(context.Context) error) error,
+	commit func(context.Context, *proto.Commit) error,
+) (int64, error) {
+	if d.saveErr != nil {
+		return 0, d.saveErr
+	}
+	return 1, freeze(ctx, func(ctx context.Context) error { return commit(ctx, d.commit) })
 }
 
 func (d *fakeHome) Save(context.Context) (*proto.Commit, error) {

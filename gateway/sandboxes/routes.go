@@ -44,6 +44,7 @@ func (s *Routes) Handlers() []web.Handler {
 		{ID: "extendSandbox", Handle: s.extend},
 		{ID: "pauseSandbox", Handle: s.stop(proto.SandboxPause)},
 		{ID: "resumeSandbox", Handle: s.resume},
+		{ID: "saveSandbox", Handle: s.save},
 		{ID: "deleteSandbox", Handle: s.stop(proto.SandboxKill)},
 		{ID: "readSandboxLogs", Handle: s.logs},
 		{ID: "callGuest", Handle: s.guest("service", "method")},
@@ -128,6 +129,18 @@ func (s *Routes) resume(w http.ResponseWriter, r *web.Request) error {
 	return s.answer(w, r, func(ctx context.Context, id string) (*proto.LiveSandbox, error) {
 		return s.Resume(ctx, r.Info, id, request.Timeout, web.CallerOf(r))
 	})
+}
+
+func (s *Routes) save(w http.ResponseWriter, r *web.Request) error {
+	id, err := s.resource.ID(r)
+	if err != nil {
+		return err
+	}
+	version, err := s.Save(r.Context(), r.Key.Org, id)
+	if err != nil {
+		return s.resource.Error(id, err)
+	}
+	return web.WriteValue(w, http.StatusOK, api.SandboxSave{Version: version})
 }
 
 // guest passes requests on to the guest of a sandbox, at the path of some parameters.

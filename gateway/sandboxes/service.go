@@ -22,6 +22,8 @@ const (
 	startWait = 10 * time.Second
 	// stopWait is how long a request waits for a sandbox to stop: for its processes, and for its save.
 	stopWait = 60 * time.Second
+	// saveWait is how long a request waits for the save of a running sandbox.
+	saveWait = 60 * time.Second
 )
 
 // Store stores live sandboxes.
@@ -383,6 +385,45 @@ func (s *Service) Stop(
 	}
 	x, err = s.Store.Settle(ctx, id, rec)
 	return &x, err
+}
+
+// NotSavedError is why the home of a running sandbox was not saved.
+type NotSavedError struct{ reason string }
+
+func (e *NotSavedError) Error() string { return "the home was not saved: " + e.reason }
+
+// Conflict marks the text as meant for the client.
+func (e *NotSavedError) Conflict() {}
+
+// Save stores the home of a running sandbox, which runs on, as the next version of its thread, and returns
+// the number of the newest version. Files alone are stored. It returns a [*NotSavedError] if the home
+// cannot be saved, and a [*ConflictError] if the sandbox does not run.
+func (s *Service) Save(ctx context.Context, org, id string) (version int64, err error) {
+	x, err := s.Store.Get(ctx, org, id)
+	if err != nil {
+		return 0, err
+	}
+	if x.State != proto.SandboxRunning {
+		return 0, &ConflictError{x.State, "saved", "running"}
+	}
+	saving, cancel := s.Until(ctx, time.Now().Add(saveWait))
+	defer cancel()
+	worker, err := s.workerOf(saving, x)
+	var saved proto.SandboxSave
+	if err == nil {
+		saved, err = s.Tunnels.save(saving, worker, x.ID, s.ticket(x))
+	}
+	switch {
+	case errors.Is(err, ErrNotReached): // it is stopping by itself, which its record does not say yet
+		return 0, &ConflictError{proto.SandboxStopping, "saved", "running"}
+	case err != nil && saving.Err() != nil && ctx.Err() == nil:
+		return 0, api.Errorf(api.CodeGatewayTimeout, "the home is not saved yet; save it again")
+	case err != nil:
+		return 0, err
+	case saved.Refused != "":
+		return 0, &NotSavedError{saved.Refused}
+	}
+	return saved.Version, nil
 }
 
 // Extend sets when the timeout of a running sandbox passes: in so many seconds, or in as many as at

@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"crypto/tls"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -107,20 +108,31 @@ func identify(h http.Header, sandbox, ticket string) {
 
 // ask sends a request of the gateway's own and returns the status of the answer.
 func (t *Tunnels) ask(ctx context.Context, worker, sandbox, ticket, method, path, body string) (int, error) {
-	transport, err := t.transport(ctx, worker)
+	answer, err := t.send(ctx, worker, sandbox, ticket, method, path, body)
 	if err != nil {
 		return 0, err
 	}
+	return answer.StatusCode, answer.Body.Close()
+}
+
+// send sends a request of the gateway's own and returns the answer, whose body the caller closes.
+func (t *Tunnels) send(
+	ctx context.Context, worker, sandbox, ticket, method, path, body string,
+) (*http.Response, error) {
+	transport, err := t.transport(ctx, worker)
+	if err != nil {
+		return nil, err
+	}
 	r, err := http.NewRequestWithContext(ctx, method, "https://worker"+path, bytes.NewReader([]byte(body)))
 	if err != nil {
-		return 0, fmt.Errorf("ask worker %s: %w", worker, err)
+		return nil, fmt.Errorf("ask worker %s: %w", worker, err)
 	}
 	identify(r.Header, sandbox, ticket)
 	answer, err := transport.RoundTrip(r)
 	if err != nil {
-		return 0, fmt.Errorf("ask worker %s: %w", worker, err)
+		return nil, fmt.Errorf("ask worker %s: %w", worker, err)
 	}
-	return answer.StatusCode, answer.Body.Close()
+	return answer, nil
 }
 
 // ping returns when the guest of a sandbox answers.
@@ -143,11 +155,32 @@ func (t *Tunnels) setExpiry(ctx context.Context, worker, sandbox, ticket string,
 	return err
 }
 
+// save has a worker save the home of a sandbox.
+func (t *Tunnels) save(ctx context.Context, worker, sandbox, ticket string) (saved proto.SandboxSave, err error) {
+	answer, err := t.send(ctx, worker, sandbox, ticket, http.MethodPost, proto.SavePath, "")
+	if err != nil {
+		return saved, err
+	}
+	defer func() { _ = answer.Body.Close() }() // it was only read
+	switch answer.StatusCode {
+	case http.StatusOK:
+		err = json.NewDecoder(answer.Body).Decode(&saved)
+	case proto.StatusNoSandbox:
+		err = ErrNotReached
+	default:
+		err = fmt.Errorf("status %d", answer.StatusCode)
+	}
+	if err != nil {
+		return saved, fmt.Errorf("save sandbox %s: %w", sandbox, err)
+	}
+	return saved, nil
+}
+
 // proxy passes a request on to the guest of a sandbox, and calls unreachable if it is not there.
 func (t *Tunnels) proxy(
 	w http.ResponseWriter, r *http.Request, worker, ticket string, to Target, unreachable func(error),
 ) {
-	if to.Path == proto.ExpiryPath { // which the worker would take for a request of the gateway's own
+	if proto.AnsweredByWorker(to.Path) { // which the worker would take for a request of the gateway's own
 		unreachable(ErrNotReached)
 		return
 	}

@@ -67,6 +67,11 @@ type LiveSandbox struct {
 	Acts        []SandboxAct         `json:"acts" doc:"Who created, extended, paused, resumed and deleted it: the first act and the last 19. Consecutive extensions by one key are one act. Stops that no client requested are only in reason."`
 }
 
+// SandboxSave is a save of a running sandbox.
+type SandboxSave struct {
+	Version int64 `json:"version" minimum:"0" doc:"The number of the newest version of the home's thread, which has the files; 0 if the home was never changed."`
+}
+
 // SandboxAct is a client's action on a live sandbox.
 type SandboxAct struct {
 	Act       proto.SandboxActName `json:"act"`
@@ -174,6 +179,15 @@ func sandboxRoutes() []Route {
 			Summary: "Stop a sandbox and keep its home", Doc: "Its processes get SIGTERM, and are killed after 5 seconds. " +
 				"Answers when the home is saved. Memory is not kept.",
 			Responses: ok("The sandbox.", paused), Errors: append([]int{http.StatusGatewayTimeout}, notActive...),
+		},
+		{
+			Method: http.MethodPost, Path: path + "/save", ID: "saveSandbox", Scope: proto.ScopeExecute,
+			Summary: "Save the home of a running sandbox",
+			Doc: "Stores the files of the home, and no processes: a resume starts with them if the worker is lost. " +
+				"The processes stand still for a moment, at most 2 seconds, so that files that belong together fit together, " +
+				"and then run on. If nothing has changed, the version stays. 409 says why a home was not saved.",
+			Responses: ok("The save.", SandboxSave{Version: 4}),
+			Errors:    append([]int{http.StatusGatewayTimeout}, notActive...),
 		},
 		{
 			Method: http.MethodPost, Path: path + "/resume", ID: "resumeSandbox", Scope: proto.ScopeExecute, Starts: true,

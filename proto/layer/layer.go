@@ -168,6 +168,8 @@ type Writer interface {
 // Draft is a new layer that is not in the store yet.
 type Draft interface {
 	Writer
+	// Digest completes the layer and returns the digest of its blob.
+	Digest() (string, error)
 	// Store completes the layer, which refers to the given number of objects, and stores it as the
 	// change that leads to a version.
 	Store(ctx context.Context, version int64, objects int) (proto.Layer, error)

@@ -12,6 +12,7 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/fault"
 	"github.com/bullpen-run/bullpen/scheduler/store"
+	"github.com/bullpen-run/bullpen/scheduler/threads"
 )
 
 const (
@@ -280,6 +281,13 @@ func (l *Lease) adopt(ctx context.Context) error {
 	}
 	l.rec, l.revision = rec, revision
 	return nil
+}
+
+// Commit makes a commit of the thread's home while the program runs. It retries until ctx is done; the
+// commit may have been made then. It returns [proto.ErrFenced] if the attempt no longer holds the thread,
+// and [threads.ErrTooLarge].
+func (l *Lease) Commit(ctx context.Context, c *proto.Commit) error {
+	return (&threads.Threads{Store: l.slots.Store}).Commit(ctx, l.org, l.job.ThreadID, l.id, c)
 }
 
 // Outcome is the outcome of an attempt.

@@ -33,6 +33,7 @@ type draft struct {
 	spool    *os.File
 	sum      hash.Hash
 	size     int64
+	complete bool
 	layout   codec.Layout
 }
 
@@ -58,14 +59,25 @@ func (d *draft) write(p []byte) (int, error) {
 	return n, err
 }
 
+// Digest implements [layer.Draft].
+func (d *draft) Digest() (digest string, err error) {
+	if !d.complete {
+		if d.layout, err = d.Close(); err != nil {
+			return "", fmt.Errorf("complete a layer: %w", err)
+		}
+		d.complete = true
+	}
+	return DigestName(layer.Digest(d.sum.Sum(nil))), nil
+}
+
 // Store implements [layer.Draft].
 func (d *draft) Store(ctx context.Context, version int64, objects int) (proto.Layer, error) {
-	var err error
-	if d.layout, err = d.Close(); err != nil {
+	digest, err := d.Digest()
+	if err != nil {
 		return proto.Layer{}, fmt.Errorf("store a layer: %w", err)
 	}
 	l := proto.Layer{
-		Blob:    proto.Blob{Key: LayerKey(d.org), Size: d.size, Digest: DigestName(layer.Digest(d.sum.Sum(nil)))},
+		Blob:    proto.Blob{Key: LayerKey(d.org), Size: d.size, Digest: digest},
 		Version: version, Index: d.layout.Index, IndexDigest: DigestName(d.layout.IndexDigest), Objects: int64(objects),
 	}
 	if err := d.versions.Blobs.Put(ctx, l.Blob, d.spool); err != nil {

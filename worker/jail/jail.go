@@ -10,6 +10,7 @@ package jail
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"os"
@@ -229,6 +230,11 @@ type Jail interface {
 	// at proto.AgentDir of a jail with Spec.Guest. It is read-only, nosuid and nodev. MountAgent is called
 	// before Load.
 	MountAgent(ctx context.Context, agent, dir string) error
+	// WhileFrozen calls f while no process in the jail runs, during Run, in a jail with Spec.Guest. The
+	// processes run on as soon as f has returned, ctx is done, the limit has passed, or the jail is killed.
+	// The context of f is done then too. WhileFrozen returns the error of f, or ErrNotFrozen if it did not
+	// keep the processes frozen until f returned.
+	WhileFrozen(ctx context.Context, limit time.Duration, f func(ctx context.Context) error) error
 	// Alive reports whether the jail can still be used. A waiting interpreter may have died.
 	Alive() bool
 	// Memory returns the memory that the jail uses, in bytes.
@@ -240,6 +246,14 @@ type Jail interface {
 // ErrHostOutOfMemory means that the kernel killed a process of a jail that was being created, as in
 // HostOutOfMemory.
 var ErrHostOutOfMemory = errors.New("the host ran out of memory, and its kernel killed a process of the jail")
+
+// The errors of Jail.WhileFrozen.
+var (
+	// ErrNotFrozen means that the processes of a jail could not be frozen, or ran on too early.
+	ErrNotFrozen = errors.New("the processes were not frozen")
+	// ErrFrozenTooLong is an ErrNotFrozen whose cause is the limit.
+	ErrFrozenTooLong = fmt.Errorf("%w for long enough", ErrNotFrozen)
+)
 
 // ErrFull means that a zygote already has the maximum number of jails.
 var ErrFull = errors.New("the zygote has the maximum number of jails")

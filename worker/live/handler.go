@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"crypto/subtle"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -28,7 +29,7 @@ const (
 // Handler serves gateways. A request names its sandbox in the header [proto.HeaderSandbox] and has
 // the sandbox's ticket in [proto.HeaderTicket]. The guest answers it, without these headers. With
 // [proto.HeaderUntilStop] the worker aborts the response when the sandbox begins to stop. The
-// worker itself serves the path [proto.ExpiryPath], which sets when the sandbox expires.
+// worker itself serves the paths [proto.ExpiryPath] and [proto.SavePath].
 func (s *Sandboxes) Handler() http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		x := s.get(r.Header.Get(proto.HeaderSandbox))
@@ -37,8 +38,12 @@ func (s *Sandboxes) Handler() http.Handler {
 			refuse(w)
 			return
 		}
-		if r.URL.Path == proto.ExpiryPath {
+		switch r.URL.Path {
+		case proto.ExpiryPath:
 			x.serveExpiry(w, r)
+			return
+		case proto.SavePath:
+			x.serveSave(w, r)
 			return
 		}
 		var abort context.CancelCauseFunc
@@ -106,6 +111,34 @@ func (x *Sandbox) serveExpiry(w http.ResponseWriter, r *http.Request) {
 		x.extend(at)
 		w.WriteHeader(http.StatusNoContent)
 	}
+}
+
+// serveSave saves the home of the sandbox.
+func (x *Sandbox) serveSave(w http.ResponseWriter, r *http.Request) {
+	ctx, abort := context.WithCancelCause(r.Context())
+	defer abort(nil)
+	done, err := x.beginRequest(r, abort)
+	switch {
+	case errors.Is(err, errStopped):
+		w.WriteHeader(proto.StatusNoSandbox)
+		return
+	case err != nil:
+		refuseMore(w)
+		return
+	}
+	defer done()
+	save := x.saver()
+	if r.Method != http.MethodPost || save == nil {
+		w.WriteHeader(http.StatusBadRequest)
+		return
+	}
+	saved := save(ctx)
+	if saved.Refused != "" && ctx.Err() != nil { // by the stop, which saves the home too
+		w.WriteHeader(proto.StatusNoSandbox)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(w).Encode(saved)
 }
 
 // newProxy returns the handler that passes requests on to the guest.

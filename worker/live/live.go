@@ -150,6 +150,7 @@ type Sandbox struct {
 
 	mu      sync.Mutex
 	job     proto.Live
+	save    func(ctx context.Context) proto.SandboxSave
 	why     Reason
 	stopped chan struct{}                             // closed when why is set
 	open    int                                       // requests
@@ -184,6 +185,21 @@ func (x *Sandbox) remove() error {
 
 // Cancel stops the sandbox at a client's request.
 func (x *Sandbox) Cancel() { x.stop(Cancelled) }
+
+// OnSave sets the function that saves the home of the running sandbox, nil for none. It may be called
+// concurrently. Its context is done when the sandbox stops.
+func (x *Sandbox) OnSave(save func(ctx context.Context) proto.SandboxSave) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.save = save
+}
+
+// saver returns the function that saves the home, nil if the sandbox does not run.
+func (x *Sandbox) saver() func(ctx context.Context) proto.SandboxSave {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.save
+}
 
 // stop stops the sandbox, unless it is already stopping. It first aborts the requests that end at a
 // stop, so their clients see nothing that happens in the sandbox afterwards.

@@ -30,6 +30,7 @@ func (l *lease) Context(ctx context.Context) context.Context             { retur
 func (l *lease) Secrets(context.Context) (map[string][]byte, error)      { return l.secrets, nil }
 func (l *lease) Claim(c context.Context) (context.Context, int64, error) { return c, 0, nil }
 func (l *lease) Cancelled() <-chan struct{}                              { return nil }
+func (l *lease) Commit(context.Context, *proto.Commit) error             { return nil }
 func (l *lease) Release()                                                {}
 func (l *lease) Finish(_ context.Context, o worker.Outcome) (*proto.Record, error) {
 	l.ended(o)

@@ -186,12 +186,13 @@ func (c *Cache) discard(e *entry) {
 	e.Value.version = version{}
 }
 
-// restore updates the directory to the newest version if it has an earlier version of the thread,
-// and otherwise creates it. After an error there is none.
+// restore updates the directory to the newest version if it has an earlier version of the thread
+// whose layers the newest one has, and otherwise creates it. After an error there is none.
 func (c *Cache) restore(ctx context.Context, e *entry, t *proto.Thread) error {
 	current := e.Value.version
 	layers := t.Version.Layers
-	if slices.ContainsFunc(t.History, func(v proto.Version) bool { return versionOf(&v) == current }) {
+	known := slices.ContainsFunc(t.History, func(v proto.Version) bool { return versionOf(&v) == current })
+	if known && !t.Superseded(current.Number) {
 		layers = slices.DeleteFunc(slices.Clone(layers), func(l proto.Layer) bool { return l.Version <= current.Number })
 	} else {
 		c.discard(e)

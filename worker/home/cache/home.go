@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/proto/layer"
 	"github.com/bullpen-run/bullpen/worker/home"
 	"github.com/bullpen-run/bullpen/worker/jail"
 )
@@ -23,7 +24,10 @@ import (
 type Home struct {
 	cache   *Cache
 	req     proto.CheckoutRequest
-	head    *proto.Thread
+	head    *proto.Thread                   // of the version below the overlay
+	current *proto.Thread                   // after the last save of the running sandbox; otherwise head
+	pending func(ctx context.Context) error // completes a commit that may have been made; nil if there is none
+	objects map[layer.Digest]bool           // of the last save of the running sandbox
 	entry   *entry
 	overlay *home.Overlay
 	volume  jail.Volume     // nil before Mount
@@ -59,7 +63,7 @@ func (c *Cache) checkOut(ctx context.Context, req proto.CheckoutRequest) (*Home,
 	if err != nil {
 		return nil, err
 	}
-	return &Home{cache: c, req: req, head: t, entry: e, overlay: &home.Overlay{Lower: lower}}, nil
+	return &Home{cache: c, req: req, head: t, current: t, entry: e, overlay: &home.Overlay{Lower: lower}}, nil
 }
 
 func (c *Cache) head(ctx context.Context, org, thread string) (*proto.Thread, error) {

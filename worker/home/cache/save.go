@@ -25,7 +25,7 @@ type saved struct {
 
 // Save stores the program's changes and returns the commit that makes them the thread's next
 // version, or nil if there are none. No process of the jail may be left. Save must be called at
-// most once. The error is a [*proto.LimitError], a [*proto.AttributesError], a
+// most once, after the last call of SaveLive. The error is a [*proto.LimitError], a [*proto.AttributesError], a
 // [*proto.DepthError] or a [*proto.FileError] if the home exceeds a limit.
 func (h *Home) Save(ctx context.Context) (*proto.Commit, error) {
 	c, err := h.save(ctx)
@@ -45,6 +45,9 @@ func (h *Home) save(ctx context.Context) (*proto.Commit, error) {
 		if err := h.overlay.RemoveTemporary(h.program); err != nil {
 			return nil, err
 		}
+	}
+	if err := h.complete(ctx); err != nil {
+		return nil, err
 	}
 	spool, err := h.cache.newSpool()
 	if err != nil {
@@ -71,21 +74,17 @@ func (h *Home) saveTo(ctx context.Context, spool *os.File) (*proto.Commit, error
 		return nil, err
 	}
 	stats, err := h.overlay.Diff(ctx, draft, h.cache.putObject(h.req.Org))
-	switch {
-	case errors.Is(err, layer.ErrAttributes):
-		return nil, &proto.AttributesError{Most: layer.MaxAttributes}
-	case errors.Is(err, layer.ErrDepth):
-		return nil, &proto.DepthError{Most: layer.MaxDepth}
-	case err != nil:
+	if err != nil {
+		return nil, diffError(err)
+	}
+	if unchanged, err := h.isUnchanged(draft, stats); unchanged || err != nil {
 		return nil, err
-	case stats.Unchanged && len(h.head.Staged) == 0:
-		return nil, nil
 	}
 	c, err := h.commit(ctx, draft, stats)
 	if err != nil {
 		return nil, err
 	}
-	next, err := h.head.Commit(c)
+	next, err := h.current.Commit(c)
 	if err != nil {
 		return nil, err
 	}
@@ -93,18 +92,51 @@ func (h *Home) saveTo(ctx context.Context, spool *os.File) (*proto.Commit, error
 	return c, nil
 }
 
+// diffError returns the error of a diff in the form of this package.
+func diffError(err error) error {
+	switch {
+	case errors.Is(err, layer.ErrAttributes):
+		return &proto.AttributesError{Most: layer.MaxAttributes}
+	case errors.Is(err, layer.ErrDepth):
+		return &proto.DepthError{Most: layer.MaxDepth}
+	default:
+		return err
+	}
+}
+
+// isUnchanged reports whether a layer leads to the newest version, and there are no staged files to add.
+func (h *Home) isUnchanged(draft layer.Draft, stats home.Stats) (bool, error) {
+	last := h.lastSave()
+	if last == nil {
+		return stats.Unchanged && len(h.head.Staged) == 0, nil
+	}
+	digest, err := draft.Digest()
+	return digest == last.Digest, err
+}
+
+// lastSave returns the layer of the last save of the running sandbox, nil if there is none.
+func (h *Home) lastSave() *proto.Layer {
+	if h.current == h.head {
+		return nil
+	}
+	return &h.current.Version.Layers[len(h.current.Version.Layers)-1]
+}
+
 // commit stores the layer and the manifest of the next version.
 func (h *Home) commit(ctx context.Context, draft layer.Draft, stats home.Stats) (*proto.Commit, error) {
-	previous := h.head.Version
+	c := &proto.Commit{Fence: h.head.Fence}
 	whole := proto.Version{
-		Number: h.head.Number() + 1, CreatedAt: time.Now().UTC(), Trace: h.req.Trace, Bytes: stats.Growth.Bytes,
+		Number: h.current.Number() + 1, CreatedAt: time.Now().UTC(), Trace: h.req.Trace, Bytes: stats.Growth.Bytes,
 		Files: stats.Growth.Files, Attributes: stats.Growth.Attributes,
 	}
-	if previous != nil {
-		whole.Bytes += previous.Bytes
-		whole.Files += previous.Files
-		whole.Attributes += previous.Attributes
-		whole.Layers = slices.Clone(previous.Layers)
+	if base := h.head.Version; base != nil {
+		whole.Bytes += base.Bytes
+		whole.Files += base.Files
+		whole.Attributes += base.Attributes
+		whole.Layers = slices.Clone(base.Layers)
+	}
+	if last := h.lastSave(); last != nil {
+		c.Replaces, whole.Supersedes = last.Key, h.current.Version.Supersedes+1
 	}
 	if most := h.req.Most; whole.Bytes > most.Bytes || whole.Files > most.Files {
 		return nil, &proto.LimitError{Bytes: whole.Bytes, Files: whole.Files, MaxBytes: most.Bytes, MaxFiles: most.Files}
@@ -117,11 +149,10 @@ func (h *Home) commit(ctx context.Context, draft layer.Draft, stats home.Stats) 
 		return nil, err
 	}
 	whole.Layers = append(whole.Layers, stored)
-	c := &proto.Commit{Fence: h.head.Fence}
-	for _, f := range h.head.Staged {
+	for _, f := range h.current.Staged {
 		c.Staged = append(c.Staged, f.Key)
 	}
-	c.Version, err = h.cache.cfg.Versions.WriteManifest(ctx, h.req.Org, h.req.Thread, whole, previous)
+	c.Version, err = h.cache.cfg.Versions.WriteManifest(ctx, h.req.Org, h.req.Thread, whole, h.current.Version)
 	c.Version.Layers = []proto.Layer{stored}
 	return c, err
 }

@@ -59,9 +59,12 @@ type Tree struct {
 	// dirs are the directories of the instance: one per hierarchy on version 1, memory first; a single
 	// one on version 2.
 	dirs []string
-	ctl  controllers
-	home *home      // version 1
-	oom  oomCounter // version 1: of the directory of the instance, which has no limit of its own
+	// limits is the number of dirs, the first ones, that limit jails. On version 1 the last directory may
+	// be there for the freezer alone.
+	limits int
+	ctl    controllers
+	home   *home      // version 1
+	oom    oomCounter // version 1: of the directory of the instance, which has no limit of its own
 	// contained is as in location.
 	contained bool
 
@@ -69,8 +72,9 @@ type Tree struct {
 	retired []string // empty memory groups still charged for page cache, oldest first
 }
 
-// controllers are the indexes of the controllers in Tree.dirs and Group.dirs.
-type controllers struct{ memory, pids, cpu, cpuacct int }
+// controllers are the indexes of the controllers in Tree.dirs and Group.dirs. That of the freezer is -1 if
+// there is none.
+type controllers struct{ memory, pids, cpu, cpuacct, freezer int }
 
 // Group is the group of one jail.
 type Group struct {
@@ -144,6 +148,11 @@ func (t *Tree) settle(root string) error {
 func (t *Tree) find(root string) (location, error) {
 	where, err := locate(root)
 	t.version, t.dirs, t.ctl, t.contained = where.version, where.dirs, where.ctl, where.contained
+	t.limits = len(t.dirs)
+	if t.ctl.freezer = slices.Index(t.dirs, where.freezer); t.ctl.freezer < 0 && where.freezer != "" {
+		t.ctl.freezer = len(t.dirs)
+		t.dirs = append(t.dirs, where.freezer)
+	}
 	return where, err
 }
 
@@ -174,10 +183,15 @@ func (t *Tree) makeDirs() error {
 // Version returns 1 or 2.
 func (t *Tree) Version() int { return t.version }
 
-// New creates a group without limits. No other group of the tree may ever have had its name.
-func (t *Tree) New(name string) (*Group, error) {
+// New creates a group without limits, which can be frozen if freezable is true and the host allows it. No
+// other group of the tree may ever have had its name.
+func (t *Tree) New(name string, freezable bool) (*Group, error) {
 	g := &Group{version: t.version, tree: t, ctl: t.ctl, home: t.home}
-	for _, d := range t.dirs {
+	dirs := t.dirs
+	if !freezable {
+		dirs = dirs[:t.limits]
+	}
+	for _, d := range dirs {
 		dir := filepath.Join(d, parentName, t.instance, name)
 		if err := os.Mkdir(dir, 0o750); err != nil {
 			return nil, errors.Join(fmt.Errorf("cgroup: make a group: %w", err), g.Remove())

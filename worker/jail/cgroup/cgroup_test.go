@@ -221,7 +221,7 @@ func TestReal(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	left, err := dead.New("1")
+	left, err := dead.New("1", false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -240,14 +240,14 @@ func TestReal(t *testing.T) {
 	if state, err := sleeper.Wait(); err != nil || state.String() != "signal: killed" {
 		t.Errorf("what was left ended with %v, %v", state, err)
 	}
-	g, err := tree.New("1")
+	g, err := tree.New("1", false)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if err := errors.Join(g.Limit(Limits{Memory: 1 << 20, Tasks: 10}), g.Throttle(0.5)); err != nil {
 		t.Error(err)
 	}
-	if _, err := tree.New("1"); err == nil {
+	if _, err := tree.New("1", false); err == nil {
 		t.Error("made a group twice")
 	}
 	if u, err := g.Usage(); err != nil || u.OOMKills != 0 {

@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"golang.org/x/sys/unix"
 )
 
 // location describes this process's own groups.
@@ -13,6 +15,7 @@ type location struct {
 	version int
 	dirs    []string
 	ctl     controllers
+	freezer string // version 1: in the hierarchy of the freezer; empty if that is not mounted, or is read-only
 	mount   string // version 2: mount point of the hierarchy
 	session bool   // version 2: in a login session of systemd
 	// contained is true on version 2 if no group above ours is visible: ours is a container's, or
@@ -41,10 +44,13 @@ func locate(root string) (location, error) {
 	}
 	var v1 location
 	var missing []string
-	index := func(controller string) int {
-		i := slices.IndexFunc(mounts, func(m mount) bool {
+	find := func(controller string) int {
+		return slices.IndexFunc(mounts, func(m mount) bool {
 			return m.fstype == "cgroup" && slices.Contains(m.opts, controller)
 		})
+	}
+	index := func(controller string) int {
+		i := find(controller)
 		if i < 0 {
 			missing = append(missing, controller)
 			return 0
@@ -59,6 +65,12 @@ func locate(root string) (location, error) {
 	v1.version = 1
 	v1.ctl = controllers{memory: index("memory"), pids: index("pids"), cpu: index("cpu"), cpuacct: index("cpuacct")}
 	if len(missing) == 0 {
+		if i := find("freezer"); i >= 0 {
+			dir := filepath.Join(root, mounts[i].dir(own["freezer"]))
+			if unix.Access(dir, unix.W_OK) == nil {
+				v1.freezer = dir
+			}
+		}
 		return v1, nil
 	}
 	if len(missing) == 4 {

@@ -99,7 +99,7 @@ func (g *Group) startFromInside(discard bool, start func() (*os.Process, error))
 		if err = g.enter(); err == nil {
 			p, err = start()
 		}
-		if wasHome && g.home.enter() == nil && !discard {
+		if wasHome && g.home.enter(len(g.dirs)) == nil && !discard {
 			runtime.UnlockOSThread()
 		}
 		// The runtime ends a thread that is still locked when its goroutine returns. So no thread in a
@@ -163,9 +163,9 @@ func (h *home) here() bool {
 	return err == nil && len(h.groups) > 0 && bytes.Equal(groups, h.groups)
 }
 
-// enter moves the calling thread home.
-func (h *home) enter() error {
-	for _, fd := range h.tasks {
+// enter moves the calling thread home in the hierarchies of the first dirs of Tree.dirs.
+func (h *home) enter(dirs int) error {
+	for _, fd := range h.tasks[max(0, len(h.tasks)-dirs):] {
 		if err := writeFD(fd, "0"); err != nil {
 			return err
 		}

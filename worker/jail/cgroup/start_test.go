@@ -35,7 +35,7 @@ func newTree(t *testing.T, instance string) *Tree {
 
 func newGroup(t *testing.T, tree *Tree, name string) *Group {
 	t.Helper()
-	g, err := tree.New(name)
+	g, err := tree.New(name, false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -92,14 +92,14 @@ func TestStartProcess(t *testing.T) {
 	for i := range 50 {
 		wg.Go(func() {
 			name := "j" + strconv.Itoa(i)
-			g, err := tree.New(name)
+			g, err := tree.New(name, false)
 			if err != nil {
 				t.Error(err)
 				return
 			}
 			got, err := whereabouts(g)
-			if n := strings.Count(got, "/bullpen/test-start/"+name+"\n"); n != len(tree.dirs) || err != nil {
-				t.Errorf("%s: in %d groups of %d, %v\n%s", name, n, len(tree.dirs), err, got)
+			if n := strings.Count(got, "/bullpen/test-start/"+name+"\n"); n != tree.limits || err != nil {
+				t.Errorf("%s: in %d groups of %d, %v\n%s", name, n, tree.limits, err, got)
 			}
 			if err := g.Remove(); err != nil {
 				t.Error(err)

@@ -33,6 +33,9 @@ func (t *Tree) Sweep(dead func(instance string) bool) ([]string, error) {
 			if !swept[e.Name()] && !dead(e.Name()) {
 				continue
 			}
+			if !swept[e.Name()] {
+				t.thawInstance(e.Name())
+			}
 			swept[e.Name()] = true
 			errs = append(errs, t.sweepInstance(filepath.Join(parent, e.Name()), i == t.ctl.memory))
 		}

@@ -104,7 +104,7 @@ func (s *sandbox) makeGroup() <-chan error {
 	made := make(chan error, 1)
 	go func() {
 		var err error
-		s.group, err = s.m.tree.New(strconv.FormatUint(s.m.seq.Add(1), 10))
+		s.group, err = s.m.tree.New(strconv.FormatUint(s.m.seq.Add(1), 10), s.spec.Guest)
 		made <- err
 	}()
 	return made

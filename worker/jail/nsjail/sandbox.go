@@ -49,6 +49,7 @@ type sandbox struct {
 	why    reason
 	cause  error // cause of reason stopped
 	killed bool
+	thaw   func() // ends WhileFrozen; nil if it was never called
 	// ended means that the init has reported how the program ended; graceful, that it got SIGTERM
 	// before, and is killed when kills fires.
 	ended, graceful bool
@@ -143,6 +144,9 @@ func (s *sandbox) kill() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.killed = true
+	if s.thaw != nil { // on version 1 of control groups, frozen processes do not die
+		s.thaw()
+	}
 	if s.data != nil {
 		s.data.Abort()
 	}

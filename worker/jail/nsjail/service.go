@@ -52,7 +52,7 @@ func (s *Service) start(cfg ServiceConfig) (err error) {
 	if s.uids, err = s.m.uids.acquire(); err != nil {
 		return err
 	}
-	if s.group, err = s.m.tree.New("service" + strconv.FormatUint(s.m.seq.Add(1), 10)); err != nil {
+	if s.group, err = s.m.tree.New("service"+strconv.FormatUint(s.m.seq.Add(1), 10), false); err != nil {
 		return err
 	}
 	id := uint32(s.uids.first)
