@@ -602,3 +602,40 @@ permission.resolved x reject
 turn.ended
 `)
 }
+
+// A permission for the session covers the directory that the user was asked about, and no others.
+func TestAlwaysCoversOneDirectory(t *testing.T) {
+	asked := func(id, directory string) string {
+		return `! {"type":"permission.asked","properties":{"id":"` + id + `","sessionID":"ses_1",` +
+			`"permission":"external_directory","patterns":["` + directory + `"],"always":["` + directory + `"]}}` + "\n"
+	}
+	once := func(id string) string {
+		return "> POST /permission/" + id + `/reply {"reply":"once"}` + "\n< 200 true\n"
+	}
+	recording := `> GET /event
+! {"type":"server.connected"}
+> POST /session
+< 200 {"id":"ses_1"}
+> POST /session/ses_1/prompt_async
+< 204
+! {"type":"session.status","properties":{"sessionID":"ses_1","status":{"type":"busy"}}}
+` + asked("per_1", "/etc/*") + once("per_1") + asked("per_2", "/etc/*") + once("per_2") + asked("per_3", "/srv/*") +
+		once("per_3") + `! {"type":"session.idle","properties":{"sessionID":"ses_1"}}
+! {"type":"session.idle","properties":{"sessionID":"ses_1"}}
+`
+	sandboxes := &sessionstest.Sandboxes{T: t, Path: t.TempDir()}
+	sandboxes.Recordings = []string{serve(t, sandboxes, "directories", recording)}
+	w, _ := world(t, sandboxes)
+	w.MustCreate("s", "opencode")
+	on := answers(t, w, sessions.PermissionAlways, "", sessions.PermissionAccepted)
+	check(t, "the turn", steps(t, turns(t, w, on, "hi")), `
+turn.started
+permission.requested external_directory requested {"patterns":["/etc/*"],"permission":"external_directory"}
+permission.resolved external_directory accept_for_session
+permission.requested external_directory requested {"patterns":["/etc/*"],"permission":"external_directory"}
+permission.resolved external_directory accept_for_session
+permission.requested external_directory requested {"patterns":["/srv/*"],"permission":"external_directory"}
+permission.resolved external_directory accept
+turn.ended
+`)
+}
