@@ -393,8 +393,11 @@ func (c *conversation) files(p *part) (list []sessions.Part) {
 		Path string `json:"filePath"`
 	}
 	var metadata struct {
-		Path  string `json:"filepath"`
-		Diff  string `json:"diff"`
+		Path string `json:"filepath"`
+		Diff string `json:"diff"`
+		File struct {
+			Path string `json:"file"`
+		} `json:"filediff"`
 		Files []struct {
 			Path  string `json:"filePath"`
 			Moved string `json:"movePath"`
@@ -410,7 +413,7 @@ func (c *conversation) files(p *part) (list []sessions.Part) {
 	case "write":
 		add("write", cmp.Or(metadata.Path, input.Path), c.turn.diffs[p.CallID])
 	case "edit":
-		add("patch", input.Path, metadata.Diff)
+		add("patch", cmp.Or(metadata.File.Path, input.Path), metadata.Diff)
 	case "apply_patch":
 		for i := range metadata.Files {
 			f := &metadata.Files[i]

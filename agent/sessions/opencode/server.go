@@ -128,6 +128,12 @@ type statusError struct {
 
 func (e *statusError) Error() string { return fmt.Sprintf("status %d: %s", e.status, e.text) }
 
+// isRefused reports whether OpenCode has answered a request with an error.
+func isRefused(err error) bool {
+	_, ok := errors.AsType[*statusError](err)
+	return ok
+}
+
 func isNotFound(err error) bool {
 	e, ok := errors.AsType[*statusError](err)
 	return ok && e.status == http.StatusNotFound

@@ -76,7 +76,7 @@ func (c *conversation) begin(m *sessions.Message) {
 		return
 	}
 	if err == nil {
-		err = c.server.call(c.context, http.MethodPost, c.path("prompt_async"), c.prompt(m), nil)
+		err = c.call(http.MethodPost, c.path("prompt_async"), c.prompt(m), nil)
 	}
 	if err != nil {
 		c.unreachable(err)
@@ -142,8 +142,22 @@ func (c *conversation) ready() error {
 	if err != nil {
 		return err
 	}
+	if err := c.open(); err != nil {
+		if isRefused(err) {
+			c.stop()
+		}
+		return err
+	}
 	c.events = events
-	return c.open()
+	return nil
+}
+
+// call sends a request to the program.
+func (c *conversation) call(method, path string, in, out any) error {
+	if c.server == nil {
+		return errExited
+	}
+	return c.server.call(c.context, method, path, in, out)
 }
 
 // open opens OpenCode's session, or creates it.
@@ -159,7 +173,7 @@ func (c *conversation) open() error {
 	var created struct {
 		ID string `json:"id"`
 	}
-	err := c.server.call(c.context, http.MethodPost, "/session", object{
+	err := c.call(http.MethodPost, "/session", object{
 		"title": cmp.Or(x.Title, x.ID), "permission": c.sessionRules(), // without a title, the model is asked for one
 	}, &created)
 	if err != nil {
@@ -178,11 +192,11 @@ func (c *conversation) resume() error {
 	var session struct {
 		Permission []json.RawMessage `json:"permission"`
 	}
-	if err := c.server.call(c.context, http.MethodGet, "/session/"+url.PathEscape(c.native), nil, &session); err != nil {
+	if err := c.call(http.MethodGet, "/session/"+url.PathEscape(c.native), nil, &session); err != nil {
 		return err
 	}
 	var last []message
-	if err := c.server.call(c.context, http.MethodGet, c.path("message?limit=1"), nil, &last); err != nil {
+	if err := c.call(http.MethodGet, c.path("message?limit=1"), nil, &last); err != nil {
 		return err
 	}
 	for i := range last {
@@ -191,7 +205,7 @@ func (c *conversation) resume() error {
 	if c.hasRules(session.Permission) {
 		return nil
 	}
-	return c.server.call(c.context, http.MethodPatch, "/session/"+url.PathEscape(c.native),
+	return c.call(http.MethodPatch, "/session/"+url.PathEscape(c.native),
 		object{"permission": c.sessionRules()}, nil) // they are appended
 }
 
@@ -218,7 +232,7 @@ func (c *conversation) unknownAgent() bool {
 	var agents []struct {
 		Name string `json:"name"`
 	}
-	err := c.server.call(c.context, http.MethodGet, "/agent", nil, &agents)
+	err := c.call(http.MethodGet, "/agent", nil, &agents)
 	for i := range agents {
 		if agents[i].Name == mode {
 			return false
@@ -232,7 +246,7 @@ func (c *conversation) unreachable(err error) {
 	if c.context.Err() != nil {
 		return
 	}
-	if _, refused := errors.AsType[*statusError](err); !refused && c.server != nil {
+	if !isRefused(err) && c.server != nil {
 		select { // a program that has ended is reported as such
 		case <-c.server.exited:
 			c.reportExit()
@@ -272,9 +286,6 @@ func (c *conversation) end() {
 // dropPending rejects the permissions and questions without an answer. Otherwise they stay in OpenCode's
 // lists after an abort.
 func (c *conversation) dropPending() {
-	if c.server == nil {
-		return
-	}
 	for id := range c.turn.permissions {
 		_ = c.replyPermission(id, object{"reply": "reject"}) // it may be gone
 	}
@@ -293,10 +304,7 @@ func (c *conversation) interrupt() {
 
 // abort makes OpenCode end the turn. It reports the end as usual.
 func (c *conversation) abort() {
-	if c.server == nil {
-		return
-	}
-	if err := c.server.call(c.context, http.MethodPost, c.path("abort"), nil, nil); err != nil {
+	if err := c.call(http.MethodPost, c.path("abort"), nil, nil); err != nil {
 		c.unreachable(err)
 	}
 }
@@ -331,7 +339,7 @@ func (c *conversation) idle() {
 
 // timeout ends the turn if OpenCode no longer works on it.
 func (c *conversation) timeout() {
-	if !c.turn.running || c.server == nil {
+	if !c.turn.running {
 		return
 	}
 	if c.turn.polls > 0 {
@@ -355,15 +363,15 @@ func (c *conversation) timeout() {
 // isAccepted reports whether OpenCode has stored the message of the turn. It then begins the turn.
 func (c *conversation) isAccepted() bool {
 	var last []message
-	err := c.server.call(c.context, http.MethodGet, c.path("message?limit=1"), nil, &last)
+	err := c.call(http.MethodGet, c.path("message?limit=1"), nil, &last)
 	return err == nil && len(last) > 0 && last[0].Info.Role == roleUser && last[0].Info.ID != c.previous
 }
 
 // isBusy reports whether OpenCode works on a turn.
 func (c *conversation) isBusy() (bool, error) {
-	var sessions map[string]status
-	err := c.server.call(c.context, http.MethodGet, "/session/status", nil, &sessions)
-	s, ok := sessions[c.native]
+	var all map[string]status
+	err := c.call(http.MethodGet, "/session/status", nil, &all)
+	s, ok := all[c.native]
 	return ok && s.Type != statusIdle, err
 }
 
@@ -397,6 +405,9 @@ func (c *conversation) retry(s *status) {
 // answer delivers the answer to a permission or question.
 func (c *conversation) answer(a *sessions.Answer) {
 	t := &c.turn
+	if !t.running {
+		return
+	}
 	id := (&sessions.Pending{Question: a.Question, Permission: a.Permission}).ID()
 	var err error
 	if a.Question != nil {
@@ -462,16 +473,16 @@ func (c *conversation) answerPermission(id, session string, s sessions.Permissio
 }
 
 func (c *conversation) replyPermission(id string, reply object) error {
-	return c.server.call(c.context, http.MethodPost, "/permission/"+url.PathEscape(id)+"/reply", reply, nil)
+	return c.call(http.MethodPost, "/permission/"+url.PathEscape(id)+"/reply", reply, nil)
 }
 
 // replyQuestion answers a question, or rejects it if answers is nil.
 func (c *conversation) replyQuestion(id string, answers [][]string) error {
 	resource := "/question/" + url.PathEscape(id)
 	if answers == nil {
-		return c.server.call(c.context, http.MethodPost, resource+"/reject", nil, nil)
+		return c.call(http.MethodPost, resource+"/reject", nil, nil)
 	}
-	return c.server.call(c.context, http.MethodPost, resource+"/reply", object{"answers": answers}, nil)
+	return c.call(http.MethodPost, resource+"/reply", object{"answers": answers}, nil)
 }
 
 // reconnect opens the event stream again after it was cut.
@@ -509,7 +520,7 @@ func (c *conversation) reconcile() {
 	t := &c.turn
 	t.polls++
 	list, busy, err := c.readState()
-	if c.context.Err() != nil {
+	if c.context.Err() != nil || !t.running {
 		return
 	}
 	if err == nil {
@@ -534,14 +545,14 @@ func (c *conversation) reconcile() {
 // that are not known yet.
 func (c *conversation) readState() (list []message, busy bool, err error) {
 	var permissions []permission
-	if err = c.server.call(c.context, http.MethodGet, "/permission", nil, &permissions); err != nil {
+	if err = c.call(http.MethodGet, "/permission", nil, &permissions); err != nil {
 		return nil, false, err
 	}
 	for i := range permissions {
 		c.askPermission(&permissions[i])
 	}
 	var questions []question
-	if err = c.server.call(c.context, http.MethodGet, "/question", nil, &questions); err != nil {
+	if err = c.call(http.MethodGet, "/question", nil, &questions); err != nil {
 		return nil, false, err
 	}
 	for i := range questions {
@@ -551,7 +562,7 @@ func (c *conversation) readState() (list []message, busy bool, err error) {
 	if busy, err = c.isBusy(); err != nil {
 		return nil, false, err
 	}
-	err = c.server.call(c.context, http.MethodGet, c.path(fmt.Sprintf("message?limit=%d", recent)), nil, &list)
+	err = c.call(http.MethodGet, c.path(fmt.Sprintf("message?limit=%d", recent)), nil, &list)
 	return list, busy, err
 }
 
