@@ -50,12 +50,13 @@ func (s *Server) create(v vendor, w http.ResponseWriter, r *http.Request) error 
 			return err
 		}
 	}
-	req.codex = r.Header.Get(codexHeader) != ""
+	req.codex = isCodex(r)
 	run, err := newRun(v, req)
 	if err != nil {
 		return err
 	}
 	run.Parts = req.Stream && !req.Background && v == openAI
+	run.Patient = run.Patient || req.codex
 	if err := run.set.check(r.Context(), host); err != nil {
 		return err
 	}
@@ -71,9 +72,6 @@ func (s *Server) create(v vendor, w http.ResponseWriter, r *http.Request) error 
 	}
 	return s.answer(w, r, host, run)
 }
-
-// codexHeader is a header of Codex' requests.
-const codexHeader = "Originator"
 
 // answer carries out a run, and answers with its response.
 func (s *Server) answer(w http.ResponseWriter, r *http.Request, host agent.RequestHost, run *run) error {

@@ -199,8 +199,13 @@ func WriteError(w http.ResponseWriter, r *http.Request, e *api.Error) { writeErr
 
 func writeError(w http.ResponseWriter, r *http.Request, e *api.Error, param *string) {
 	status, detail := detailOf(e)
-	if strings.HasSuffix(r.URL.Path, "/chat/completions") {
+	switch {
+	case strings.HasSuffix(r.URL.Path, "/chat/completions"):
 		status, detail = chatError(e)
+	case isCodex(r) && refused(e): // it shows the message of this status alone
+		status = http.StatusBadRequest
+	case isCodex(r) && status == http.StatusTooManyRequests: // after which it does not send a request again
+		status = http.StatusServiceUnavailable
 	}
 	if detail.Param = param; param != nil && strings.HasPrefix(*param, "body") {
 		detail.Param = nil
@@ -213,6 +218,9 @@ func writeError(w http.ResponseWriter, r *http.Request, e *api.Error, param *str
 	}
 	writeJSON(w, status, &errorBody{detail})
 }
+
+// isCodex reports whether a request is one of Codex, which alone has this header.
+func isCodex(r *http.Request) bool { return r.Header.Get("Originator") != "" }
 
 // writeJSON answers with the JSON form of v.
 func writeJSON(w http.ResponseWriter, status int, v any) {
