@@ -67,21 +67,28 @@ func inputOf(arguments string) string {
 type inputReader struct {
 	rest  string // what is not read yet
 	begun bool   // the input has begun
-	ended bool
+	ended bool   // the input is over, or is nowhere
 }
+
+// maxBeforeInput is where the input begins at the latest, in bytes.
+const maxBeforeInput = 100
 
 // add returns what a part of the arguments adds to the input.
 func (r *inputReader) add(part string) string {
+	if r.ended {
+		return ""
+	}
 	r.rest += part
 	if !r.begun {
 		_, after, found := strings.Cut(r.rest, `"`+customInput+`"`)
 		after = strings.TrimLeft(after, " \t\r\n")
-		if value, colon := strings.CutPrefix(after, ":"); found && colon {
-			r.rest, r.begun = strings.CutPrefix(strings.TrimLeft(value, " \t\r\n"), `"`)
-		}
-		if !r.begun {
+		value, colon := strings.CutPrefix(after, ":")
+		text, quoted := strings.CutPrefix(strings.TrimLeft(value, " \t\r\n"), `"`)
+		if !found || !colon || !quoted {
+			r.ended = len(r.rest) > maxBeforeInput
 			return ""
 		}
+		r.rest, r.begun = text, true
 	}
 	var out strings.Builder
 	for !r.ended && r.rest != "" {

@@ -372,7 +372,8 @@ func statusError(response *http.Response, key string) error {
 	case http.StatusBadRequest, http.StatusRequestEntityTooLarge, http.StatusUnprocessableEntity:
 		e.Kind, e.Message = agent.UpstreamRejected, "the model's server refused the request: "+messageOf(text)
 		if tooLong.Match(text) { // clients know these words, and shorten the conversation
-			e.Kind, e.Message = agent.UpstreamTooLong, "prompt is too long: "+e.Message
+			const words = "prompt is too long: "
+			e.Kind, e.Message = agent.UpstreamTooLong, words+strings.TrimPrefix(messageOf(text), words)
 		}
 	case http.StatusUnauthorized, http.StatusForbidden: // our key is none of the client's business
 		e.Kind, e.Message = agent.UpstreamDenied, "the model's server cannot be used; the operator's log has the cause"

@@ -121,7 +121,10 @@ func (b *Sandbox) modelHandler(token string) http.Handler {
 func (b *Sandbox) modelKey(ctx context.Context) (*proto.Key, error) {
 	key, _, err := b.sandboxes.Keys.ValidKey(ctx, b.session.Key)
 	if err != nil {
-		return nil, api.NewError(err)
+		refusal := *api.NewError(err)
+		// The session has no other key: programs that try again after a 401 would do so in vain.
+		refusal.Permanent = refusal.Code == api.CodeUnauthorized || refusal.Code == api.CodeForbidden
+		return nil, &refusal
 	}
 	limited := *key
 	limited.Scopes, limited.Global = []proto.Scope{proto.ScopeExecute}, false
