@@ -120,7 +120,8 @@ type Conversation interface {
 type Native struct {
 	Type EventType
 	// Data has the type that belongs to Type. It identifies items by the agent's own ids: NativeID
-	// and ParentID of an [Item], and NativeItemID of a [Delta].
+	// and ParentID of an [Item], and NativeItemID of a [Delta]. PermissionResolved and QuestionResolved
+	// withdraw a request, unless it has an answer.
 	Data      any
 	Synthetic bool            // not caused by the agent
 	Raw       json.RawMessage // the agent's own output; nil if unknown

@@ -12,6 +12,7 @@ import (
 type normaliser struct {
 	info *Info
 	mode string            // permission mode of the session
+	wide bool              // see Runner.WideAlways
 	ids  map[string]string // of items of the turn, by the agent's own ids
 	// deltas and completed contain the agent's own ids of the items that have deltas or are
 	// complete.
@@ -114,8 +115,14 @@ func (b *batch) addOne(n *Native) error {
 	case Delta:
 		return b.delta(n, data)
 	case Permission:
+		if n.Type == PermissionResolved {
+			return b.withdraw(data.ID, false)
+		}
 		return b.permission(n, data)
 	case Question:
+		if n.Type == QuestionResolved {
+			return b.withdraw(data.ID, true)
+		}
 		b.state.Pending = append(b.state.Pending, Pending{Question: &data})
 	case Ended:
 		if err := b.dropPending(); err != nil {
@@ -164,25 +171,34 @@ func turnID(number int64) string { return fmt.Sprintf("turn_%d", number) }
 
 // dropPending rejects all questions and permissions without an answer.
 func (b *batch) dropPending() error {
-	for _, p := range b.state.Pending {
-		n := &Native{Type: PermissionResolved, Synthetic: true}
-		var data any
-		if p.Permission != nil {
-			resolved := *p.Permission
-			resolved.Status = PermissionRejected
-			data = resolved
-		} else {
-			n.Type = QuestionResolved
-			resolved := *p.Question
-			resolved.Status = QuestionRejected
-			data = resolved
-		}
-		if err := b.event(n, data); err != nil {
+	for i := range b.state.Pending {
+		if err := b.reject(&b.state.Pending[i]); err != nil {
 			return err
 		}
 	}
 	b.state.Pending = nil
 	return nil
+}
+
+// withdraw rejects a question or permission, if it has no answer yet.
+func (b *batch) withdraw(id string, question bool) error {
+	p := b.state.removePending(id, question)
+	if p == nil {
+		return nil
+	}
+	return b.reject(p)
+}
+
+// reject adds the event of the rejection of a question or permission.
+func (b *batch) reject(p *Pending) error {
+	if p.Permission != nil {
+		resolved := *p.Permission
+		resolved.Status = PermissionRejected
+		return b.event(&Native{Type: PermissionResolved, Synthetic: true}, resolved)
+	}
+	resolved := *p.Question
+	resolved.Status = QuestionRejected
+	return b.event(&Native{Type: QuestionResolved, Synthetic: true}, resolved)
 }
 
 // fail adds an error event and ends the turn.
@@ -298,7 +314,7 @@ func (b *batch) delta(n *Native, d Delta) error {
 // or an earlier answer allows it.
 func (b *batch) permission(n *Native, p Permission) error {
 	p.Status = PermissionPending
-	if b.mode == PermissionAcceptEdits && p.isFileChange() { // clients do not see it
+	if b.mode == PermissionBypass || b.mode == PermissionAcceptEdits && p.isFileChange() { // clients do not see it
 		b.state.Sequence++
 		p.Status = PermissionAccepted
 		b.answers = append(b.answers, &Answer{Permission: &p})
@@ -307,7 +323,7 @@ func (b *batch) permission(n *Native, p Permission) error {
 	if err := b.event(n, p); err != nil {
 		return err
 	}
-	if !b.state.allows(&p) {
+	if !b.state.allows(&p, b.wide) {
 		b.state.Pending = append(b.state.Pending, Pending{Permission: &p})
 		return nil
 	}
@@ -325,7 +341,8 @@ type permissionFields struct {
 	Command    any    `json:"command"`
 	Patterns   any    `json:"patterns"` // what OpenCode's permissions cover
 	Input      struct {
-		Command any `json:"command"`
+		Command any    `json:"command"`
+		URL     string `json:"url"`
 	} `json:"input"`
 }
 
@@ -340,48 +357,4 @@ func (p *Permission) isFileChange() bool {
 	return slices.ContainsFunc([]string{p.Action, f.Kind, f.Permission, f.Tool, f.ToolName}, func(name string) bool {
 		return slices.Contains(kinds, strings.ToLower(name))
 	})
-}
-
-// scopes returns what a grant for the session covers: the kinds of the permission, each with the
-// command if there is one. Without the command, one grant would allow all commands. A grant for a file change
-// covers all files.
-func (p *Permission) scopes() (list []string) {
-	f := p.fields()
-	command := f.Command
-	if command == nil {
-		command = f.Input.Command
-	}
-	if command == nil && !p.isFileChange() {
-		command = f.Patterns
-	}
-	suffix := ""
-	if command != nil {
-		suffix = " " + fmt.Sprint(command)
-	}
-	for _, name := range []string{p.Action, f.Permission, f.Kind, f.Tool, f.ToolName} {
-		if name != "" {
-			list = append(list, strings.ToLower(name)+suffix)
-		}
-	}
-	return list
-}
-
-// allow grants a permission for the session.
-func (s *State) allow(p *Permission) {
-	for _, scope := range p.scopes() {
-		if !slices.Contains(s.Always, scope) && len(scope) <= maxScope && len(s.Always) < maxScopes {
-			s.Always = append(s.Always, scope)
-		}
-	}
-}
-
-// Limits of the scopes granted for a session. Beyond them, the agent asks the user again.
-const (
-	maxScope  = 1024
-	maxScopes = 100
-)
-
-// allows reports whether a permission was granted for the session.
-func (s *State) allows(p *Permission) bool {
-	return slices.ContainsFunc(p.scopes(), func(scope string) bool { return slices.Contains(s.Always, scope) })
 }

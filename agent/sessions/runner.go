@@ -50,7 +50,9 @@ type Runner struct {
 	// Notify creates the webhook of an event. It must be idempotent: after a crash it is called
 	// again.
 	Notify func(ctx context.Context, x *proto.AgentSession, n Notice) error
-	Log    *slog.Logger
+	// WideAlways makes a grant for the session cover all commands of the tool.
+	WideAlways bool
+	Log        *slog.Logger
 }
 
 // errSuperseded is returned if another runner drives the session.
@@ -72,7 +74,7 @@ func (r *Runner) CarryOut(ctx context.Context, x proto.AgentSession) error {
 	}
 	d := &drive{
 		Runner: r, log: l, agent: agent, id: rand.Text(), notified: x.Notified, reports: make(chan report),
-		normaliser: normaliser{info: agent.Info(), mode: x.PermissionMode},
+		normaliser: normaliser{info: agent.Info(), mode: x.PermissionMode, wide: r.WideAlways},
 	}
 	return d.run(ctx)
 }
@@ -576,6 +578,10 @@ func (d *drive) failTurn(ctx context.Context, step string, cause error) error {
 	d.Log.WarnContext(ctx, "agent not reached", "session", d.log.session.ID, "org", d.log.session.Org, "step", step,
 		"error", cause)
 	return d.append(ctx, d.log.state.Turns, func(b *batch) error {
+		if e, ok := errors.AsType[*Error](cause); ok && e.Kind == ConversationLost {
+			b.state.Native = ""
+			return b.fail(string(e.Kind), e.Message)
+		}
 		return b.fail("agent_unavailable", "the agent could not be reached: "+publicMessage(cause))
 	})
 }

@@ -61,6 +61,9 @@ const (
 	SessionNotFound   Kind = "session_not_found"
 	SessionExists     Kind = "session_already_exists"
 	AgentExited       Kind = "agent_process_exited"
+	// ConversationLost is the kind of an error of [Agent.Start]: the agent no longer has the conversation.
+	// The next turn begins a new one.
+	ConversationLost Kind = "conversation_lost"
 )
 
 // Error is an error that the client of a request sees.

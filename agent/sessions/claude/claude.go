@@ -1,18 +1,28 @@
-// Package claude drives Claude Code. One process serves all turns of a session. It reads and writes
-// JSON lines: the format stream-json of version 2.1.112.
+// Package claude drives Claude Code. One process serves all turns of a conversation. It reads and writes
+// JSON lines: the format stream-json of version 2.1.112, with the control requests of its SDK.
 package claude
 
 import (
 	"context"
-	"crypto/sha256"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
+	"maps"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/bullpen-run/bullpen/agent/sessions"
+	"github.com/bullpen-run/bullpen/agent/sessions/streamjson"
 	"github.com/bullpen-run/bullpen/proto"
 )
+
+// programName is the name of the program in messages to users.
+const programName = "Claude Code"
+
+// startTimeout bounds the start of the program. It takes a second of a CPU that is otherwise idle.
+const startTimeout = 5 * time.Minute
 
 // Agent is Claude Code. Its fields must be set before use.
 type Agent struct {
@@ -23,6 +33,10 @@ type Agent struct {
 // Info implements [sessions.Agent].
 func (a *Agent) Info() *sessions.Info {
 	installed := a.Installed()
+	efforts := []string{"low", "medium", "high", "xhigh"}
+	model := func(id, name string) sessions.Model {
+		return sessions.Model{ID: id, Name: name, Variants: efforts}
+	}
 	return &sessions.Info{
 		ID: "claude", Installation: installed, Sandboxed: true, Credentials: installed.Missing == "",
 		Modes: []sessions.Mode{
@@ -33,12 +47,9 @@ func (a *Agent) Info() *sessions.Info {
 			sessions.PermissionDefault, sessions.PermissionPlan, sessions.PermissionBypass, sessions.PermissionAcceptEdits,
 		},
 		Models: []sessions.Model{
-			{ID: "default", Name: "Default"},
-			{ID: "sonnet", Name: "Sonnet"},
-			{ID: "opus", Name: "Opus"},
-			{ID: "haiku", Name: "Haiku"},
+			model(defaultModel, "Default"), model("sonnet", "Sonnet"), model("opus", "Opus"), model("haiku", "Haiku"),
 		},
-		DefaultModel: "default", PendingAssistant: true,
+		DefaultModel: defaultModel, PendingAssistant: true,
 		Capabilities: sessions.Capabilities{
 			PlanMode: true, Permissions: true, Questions: true, ToolCalls: true, ToolResults: true, TextMessages: true,
 			Reasoning: true, ErrorEvents: true, FileAttachments: true, CommandExecution: true, FileChanges: true, MCPTools: true,
@@ -49,97 +60,156 @@ func (a *Agent) Info() *sessions.Info {
 
 // conversation is a process of Claude Code.
 type conversation struct {
-	process sessions.Process
-	report  func(sessions.Native) error
-	plan    bool
-	done    chan struct{} // closed after the last report
+	*streamjson.Reader
+	planMode bool          // of the session
+	done     chan struct{} // closed after the last report
 
 	mu       sync.Mutex
 	requests map[string]request // unanswered, by the id of the permission or question
+	model    string             // that the process uses
+	variant  string
+	planning bool // whether tools that change something are refused
 	inTurn   bool
+	// busy is set while Claude Code works. It can begin by itself, for example when a background command
+	// ends. A message that it received then would become part of that work.
+	busy    bool
+	waiting []any // lines of a turn that begins once Claude Code is idle
+	// finished is set once Claude Code has reported the result of the turn. It may still continue by itself.
+	finished bool
 	// interrupted is set if a user has interrupted the turn. Its end is then not an error.
 	interrupted bool
 }
 
-// request is a request of Claude Code to use a tool.
-type request struct {
-	id          string // of the control request
-	input       json.RawMessage
-	plan        bool            // whether the request is for the approval of a plan
-	suggestions json.RawMessage // permission rules that Claude Code proposes; empty for none
-}
-
 // Start implements [sessions.Agent].
 func (a *Agent) Start(ctx context.Context, s *sessions.Start) (sessions.Conversation, error) {
-	process, err := s.Sandbox.Start(ctx, &sessions.Program{Args: a.args(s)})
+	if s.Running {
+		return nil, errors.New("start Claude Code: it cannot continue a turn of another process")
+	}
+	program, err := a.program(s)
+	if err != nil {
+		return nil, err
+	}
+	process, err := s.Sandbox.Start(ctx, program)
 	if err != nil {
 		return nil, fmt.Errorf("start Claude Code: %w", err)
 	}
 	c := &conversation{
-		process: process, report: s.Report, plan: isPlan(s.Session), requests: map[string]request{},
-		done: make(chan struct{}),
+		Reader:   &streamjson.Reader{Process: process, Program: programName, Report: s.Report},
+		planMode: isPlan(s.Session), planning: isPlan(s.Session),
+		model: s.Session.Model, requests: map[string]request{}, done: make(chan struct{}),
+	}
+	if err := c.initialize(ctx); err != nil {
+		process.Close()
+		return nil, err
 	}
 	go c.read()
 	return c, nil
+}
+
+// initialize waits until Claude Code answers. Otherwise it says nothing before the first message, even if
+// it cannot work.
+func (c *conversation) initialize(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	stop := context.AfterFunc(ctx, c.Process.Close)
+	defer stop()
+	if err := c.write(controlLine("initialize", "initialize", nil)); err != nil {
+		return fmt.Errorf("start Claude Code: %w", err)
+	}
+	for {
+		text, _, err := c.Process.ReadLine()
+		switch {
+		case errors.Is(err, io.EOF) && ctx.Err() == nil:
+			return c.startError()
+		case err != nil:
+			return fmt.Errorf("start Claude Code: %w", errors.Join(ctx.Err(), err))
+		}
+		var l struct {
+			Type string `json:"type"`
+		}
+		if json.Unmarshal(text, &l) == nil && l.Type == "control_response" {
+			return nil
+		}
+	}
+}
+
+// startError returns why Claude Code has ended before its first turn.
+func (c *conversation) startError() error {
+	exit := c.Process.Exit()
+	message := strings.TrimSpace(exit.Stderr.Head)
+	switch {
+	case strings.Contains(message, "No conversation found with session ID"):
+		return &sessions.Error{
+			Kind: sessions.ConversationLost, Agent: "claude",
+			Message: "Claude Code no longer has this conversation; the next message begins a new one, without the earlier ones",
+		}
+	case message == "":
+		message = "it has no output; it may be unable to write to " + sessions.StateDir + "/claude in the session's home"
+	}
+	return &sessions.Error{
+		Kind: sessions.AgentExited, Agent: "claude",
+		Message: fmt.Sprintf("Claude Code ended with exit code %d at its start: %s", exit.Code, message),
+	}
 }
 
 func isPlan(x *proto.AgentSession) bool {
 	return x.AgentMode == "plan" || x.PermissionMode == sessions.PermissionPlan
 }
 
-func (a *Agent) args(s *sessions.Start) []string {
-	args := []string{
-		"node", a.Installed().Dir + "/cli.js", "-p", "--output-format", "stream-json", "--input-format", "stream-json",
-		"--verbose", "--include-partial-messages", "--permission-prompt-tool", "stdio",
-	}
-	if model := s.Session.Model; model != "" && model != "default" {
-		args = append(args, "--model", model)
-	}
-	if s.Native != "" { // Claude Code has stored a transcript with this id
-		args = append(args, "--resume", s.Native)
-	} else {
-		args = append(args, "--session-id", sessionUUID(s.Session, s.Turns))
-	}
-	switch mode := s.Session.PermissionMode; {
-	case isPlan(s.Session):
-		args = append(args, "--permission-mode", "plan")
-	case mode == sessions.PermissionAcceptEdits:
-		args = append(args, "--permission-mode", "acceptEdits")
-	case mode == sessions.PermissionBypass:
-		args = append(args, "--dangerously-skip-permissions")
-	}
-	return args
-}
-
-// sessionUUID returns the id of a new transcript. It depends on the number of the turn, because
-// Claude Code refuses an existing id, such as that of a first turn whose process died.
-func sessionUUID(x *proto.AgentSession, turn int64) string {
-	sum := sha256.Sum256(fmt.Appendf(nil, "%s\x00%s\x00%d", x.Org, x.ID, turn))
-	sum[6], sum[8] = sum[6]&0x0f|0x40, sum[8]&0x3f|0x80
-	return fmt.Sprintf("%x-%x-%x-%x-%x", sum[:4], sum[4:6], sum[6:8], sum[8:10], sum[10:16])
-}
-
-// Resumed implements [sessions.Conversation]. It returns false, because Claude Code drops the tool
-// calls of an unfinished turn.
+// Resumed implements [sessions.Conversation].
 func (c *conversation) Resumed() bool { return false }
 
 // Send implements [sessions.Conversation].
 func (c *conversation) Send(_ context.Context, m *sessions.Message) error {
 	c.mu.Lock()
-	c.inTurn, c.interrupted = true, false
-	c.mu.Unlock()
-	return c.write(map[string]any{
+	defer c.mu.Unlock()
+	var lines []any
+	if c.planMode && !c.planning { // the user has approved the plan of an earlier turn
+		lines = append(lines, controlLine("plan", "set_permission_mode", map[string]any{"mode": "plan"}))
+		c.planning = true
+	}
+	if m.Model != c.model {
+		lines = append(lines, controlLine("model", "set_model", map[string]any{"model": m.Model}))
+		c.model = m.Model
+	}
+	if m.Variant != c.variant {
+		lines = append(lines, controlLine("effort", "apply_flag_settings", map[string]any{
+			"settings": map[string]any{"effortLevel": m.Variant}, // the default if it is unknown
+		}))
+		c.variant = m.Variant
+	}
+	lines = append(lines, map[string]any{
 		"type": "user", "message": map[string]any{"role": "user", "content": m.Prompt()},
 		"parent_tool_use_id": nil, "session_id": "",
 	})
+	c.inTurn, c.finished, c.interrupted = true, false, false
+	if c.busy {
+		c.waiting = lines
+		return nil
+	}
+	return c.write(lines...)
 }
 
-func (c *conversation) write(v any) error {
-	line, err := json.Marshal(v)
-	if err != nil {
-		return fmt.Errorf("encode a line for Claude Code: %w", err)
+// controlLine returns a control request.
+func controlLine(id, subtype string, fields map[string]any) any {
+	request := map[string]any{"subtype": subtype}
+	maps.Copy(request, fields)
+	return map[string]any{"type": "control_request", "request_id": id, "request": request}
+}
+
+func interruptLine() any { return controlLine("interrupt", "interrupt", nil) }
+
+func (c *conversation) write(lines ...any) error {
+	for _, v := range lines {
+		line, err := json.Marshal(v)
+		if err != nil {
+			return fmt.Errorf("encode a line for Claude Code: %w", err)
+		}
+		if err := c.Process.WriteLine(line); err != nil {
+			return err
+		}
 	}
-	return c.process.WriteLine(line)
+	return nil
 }
 
 // Interrupt implements [sessions.Conversation].
@@ -147,80 +217,11 @@ func (c *conversation) Interrupt(context.Context) error {
 	c.mu.Lock()
 	c.interrupted = true
 	c.mu.Unlock()
-	return c.write(map[string]any{
-		"type": "control_request", "request_id": "interrupt", "request": map[string]any{"subtype": "interrupt"},
-	})
+	return c.write(interruptLine())
 }
 
 // Close implements [sessions.Conversation].
 func (c *conversation) Close() {
-	c.process.Close()
+	c.Process.Close()
 	<-c.done
-}
-
-// Answer implements [sessions.Conversation].
-func (c *conversation) Answer(_ context.Context, a *sessions.Answer) error {
-	id := (&sessions.Pending{Question: a.Question, Permission: a.Permission}).ID()
-	c.mu.Lock()
-	r, ok := c.requests[id]
-	delete(c.requests, id)
-	c.mu.Unlock()
-	if !ok { // withdrawn by Claude Code
-		return nil
-	}
-	return c.answerRequest(r, a)
-}
-
-// answerRequest allows or denies a request.
-func (c *conversation) answerRequest(r request, a *sessions.Answer) error {
-	response := map[string]any{"behavior": "allow", "updatedInput": json.RawMessage("{}")}
-	deny := func(message string) { response = map[string]any{"behavior": "deny", "message": message} }
-	switch {
-	case r.plan:
-		if a.Question.Response == nil || *a.Question.Response != approve {
-			deny("the user did not approve the plan")
-		}
-	case a.Question != nil:
-		if a.Question.Status == sessions.QuestionRejected {
-			deny("the user did not answer the question")
-			break
-		}
-		input, err := withAnswers(r.input, a.Answers)
-		if err != nil {
-			return err
-		}
-		response["updatedInput"] = input
-	case a.Permission.Status == sessions.PermissionRejected:
-		deny("the user refused the permission")
-	case a.Permission.Status == sessions.PermissionAlways && len(r.suggestions) > 0:
-		response["updatedPermissions"] = r.suggestions
-	}
-	return c.respond(r.id, response)
-}
-
-func (c *conversation) respond(id string, response any) error {
-	return c.write(map[string]any{"type": "control_response", "response": map[string]any{
-		"subtype": "success", "request_id": id, "response": response,
-	}})
-}
-
-// withAnswers returns the input of AskUserQuestion with answers, keyed by the texts of its
-// questions. It joins several answers to one question with commas.
-func withAnswers(input json.RawMessage, answers [][]string) (map[string]any, error) {
-	var fields map[string]any
-	if err := json.Unmarshal(input, &fields); err != nil {
-		return nil, fmt.Errorf("decode the questions of Claude Code: %w", err)
-	}
-	var asked questions
-	if err := json.Unmarshal(input, &asked); err != nil {
-		return nil, fmt.Errorf("decode the questions of Claude Code: %w", err)
-	}
-	byText := map[string]string{}
-	for i, q := range asked.Questions {
-		if i < len(answers) {
-			byText[q.Question] = strings.Join(answers[i], ",")
-		}
-	}
-	fields["answers"] = byText
-	return fields, nil
 }

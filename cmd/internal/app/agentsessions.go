@@ -8,6 +8,7 @@ import (
 
 	"github.com/bullpen-run/bullpen/agent/sessions"
 	"github.com/bullpen-run/bullpen/agent/sessions/acp"
+	"github.com/bullpen-run/bullpen/agent/sessions/amp"
 	"github.com/bullpen-run/bullpen/agent/sessions/claude"
 	"github.com/bullpen-run/bullpen/agent/sessions/codex"
 	"github.com/bullpen-run/bullpen/agent/sessions/mock"
@@ -57,11 +58,11 @@ func (s *system) serveAgentSessions(ctx context.Context, server *gateway.Server,
 // sessionAgents returns the agents in the order of lists. Clients expect all agents of the API there,
 // including those that this server cannot run.
 func (s *system) sessionAgents() []sessions.Agent {
-	list := []sessions.Agent{
+	return []sessions.Agent{
 		&claude.Agent{Installed: s.installed("claude")}, &codex.Agent{Installed: s.installed("codex")},
-		&opencode.Agent{Installed: s.installed("opencode")},
+		&opencode.Agent{Installed: s.installed("opencode")}, &amp.Agent{Installed: s.installed("amp")},
+		&mock.Agent{Delay: s.cfg.AgentMockDelay},
 	}
-	return append(append(list, sessions.AbsentAgents()...), &mock.Agent{Delay: s.cfg.AgentMockDelay})
 }
 
 // sessionHook is the body of the webhook of an event of a session.
