@@ -126,6 +126,7 @@ func longDeploymentTests() map[string]func(*testing.T, *programs, topology) {
 func singleTests() map[string]func(*testing.T, *programs) {
 	return map[string]func(*testing.T, *programs){
 		"agent-anthropic":   testAgentAnthropic,
+		"agent-programs":    testAgentPrograms,
 		"agent-rolling":     testAgentRolling,
 		"agent-responses":   testAgentResponses,
 		"agent-session":     testAgentSession,

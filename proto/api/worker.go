@@ -16,7 +16,7 @@ type Worker struct {
 	SandboxMemory     int64             `json:"sandbox_memory" minimum:"0" doc:"Maximum sum of the memory limits of its live sandboxes in bytes, including overcommit; 0 if there is no limit or it runs none."`
 	SandboxMemoryFree int64             `json:"sandbox_memory_free" minimum:"0" doc:"Unused part of sandbox_memory. A sandbox with a higher memory limit cannot start on this worker now."`
 	Draining          bool              `json:"draining" doc:"It finishes its executions and gets no others."`
-	Capabilities      []string          `json:"capabilities" doc:"What its sandboxes can have: language:NAME, images, architecture:NAME, network, disk, threads, secrets, mounts, volumes."`
+	Capabilities      []string          `json:"capabilities" doc:"What its sandboxes can have: language:NAME, images, architecture:NAME, network, disk, threads, secrets, mounts, volumes; in live sandboxes agent:NAME and agent:NAME@VERSION for installed programs of coding agents."`
 	Architecture      *string           `json:"architecture" enum:"amd64,arm64" doc:"Of its machine. It runs no programs in images of another one. null for a worker of an older version."`
 	Languages         map[string]string `json:"languages" doc:"The versions of the machine's own runtimes, for sandboxes without an image."`
 	Images            int               `json:"cached_images" minimum:"0" doc:"Unpacked images on its disk."`

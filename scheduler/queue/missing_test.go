@@ -3,6 +3,7 @@ package queue
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -60,7 +61,7 @@ func TestMissingOfAllCombinations(t *testing.T) {
 
 // Whatever a job needs is missing without workers, and named in words.
 func TestMissingNamesEachNeed(t *testing.T) {
-	const fields = 9
+	const fields = 12
 	for bits := range 1 << fields {
 		on := func(field int) bool { return bits&(1<<field) != 0 }
 		m := &proto.Meta{
@@ -78,6 +79,15 @@ func TestMissingNamesEachNeed(t *testing.T) {
 		}
 		if on(8) {
 			m.Language = "ruby"
+		}
+		if on(9) {
+			m.SandboxID, m.Agent = "sandbox", "claude"
+		}
+		if on(10) {
+			m.AgentVersion = "2.1.112"
+		}
+		if on(11) {
+			m.Agent = "codex" // of no consequence without a sandbox
 		}
 		needs := needsOf(m)
 		o := Offers{Workers: []*offer{{Capabilities: []string{"other"}, Live: true}}}
@@ -131,5 +141,35 @@ func TestExpectedWorkers(t *testing.T) {
 				t.Errorf("got %+v", got)
 			}
 		})
+	}
+}
+
+// A live sandbox with an agent needs a worker that has it. Node.js is the image's matter if there is one.
+func TestNeedsOfAgents(t *testing.T) {
+	for _, tt := range []struct {
+		meta proto.Meta
+		want string
+		says string
+	}{
+		{
+			proto.Meta{SandboxID: "s", Agent: "claude"},
+			"[sandboxes agent:claude sandbox-node]", "the agent claude or Node.js for live sandboxes without an image;",
+		},
+		{
+			proto.Meta{SandboxID: "s", Agent: "claude", AgentVersion: "2.1.9", Image: "i"},
+			"[sandbox-images agent:claude@2.1.9]", "the agent claude 2.1.9;",
+		},
+		{proto.Meta{SandboxID: "s", Agent: "codex"}, "[sandboxes agent:codex]", "the agent codex;"},
+	} {
+		needs := needsOf(&tt.meta)
+		if fmt.Sprint(needs) != tt.want {
+			t.Errorf("got %v, want %s", needs, tt.want)
+		}
+		o := Offers{Workers: []*offer{{
+			Capabilities: []string{CapabilitySandboxes, CapabilitySandboxImages, "agent:claude@2.1.10"}, Live: true,
+		}}}
+		if got := o.missing(needs, 0, noon); got == nil || !strings.Contains(got.Message, "no worker offers "+tt.says) {
+			t.Errorf("%v: got %+v", needs, got)
+		}
 	}
 }

@@ -207,3 +207,26 @@ func TestJobsThatStartedWorkersCanRun(t *testing.T) {
 		t.Error("a worker of the pool can run it")
 	}
 }
+
+// Gateways know the versions of agents that live sandboxes can have.
+func TestAgentVersions(t *testing.T) {
+	o, _ := newOffering(t, true, time.Minute)
+	versions := func() string { return fmt.Sprint(o.cache.AgentVersions("claude")) }
+	agent := func(version string) string { return queue.CapabilityAgent("claude", version) }
+	if got := versions(); got != "[]" {
+		t.Errorf("got %s without workers", got)
+	}
+	o.run(o.newSlots(o.server, "programs", 1, agent(""), agent("3.0.0"))) // it runs no live sandboxes
+	old := o.newSlots(o.server, "a", 1, queue.CapabilitySandboxes, agent(""), agent("2.1.9"), agent("2.1.10"))
+	old.Live = true
+	o.run(old)
+	o.eventually("one worker", func() bool { return versions() == "[2.1.10 2.1.9]" })
+	other := o.newSlots(o.server, "b", 1, queue.CapabilitySandboxes, agent(""), agent("2.1.10"), agent("2.1.112"),
+		queue.CapabilityAgent("claude-code", "9.0.0"))
+	other.Live = true
+	o.run(other)
+	o.eventually("two workers", func() bool { return versions() == "[2.1.112 2.1.10 2.1.9]" })
+	if got := o.cache.AgentVersions("codex"); len(got) > 0 {
+		t.Errorf("codex has %v", got)
+	}
+}
