@@ -296,6 +296,18 @@ func testAgentSession(t *testing.T, p *programs) {
 	session(0, `{"sessionId":"ses_`, "create", "--agent", "mock", "--json")
 	session(0, "it's 1", "list")
 	session(0, "hello there\n", "send", "it's 1", "say", "hello", "there")
+	chat := func(wantCode int, want string, args ...string) {
+		t.Helper()
+		code, output := p.run(t, []string{"BULLPEN_URL=" + base, "BULLPEN_API_KEY=" + key},
+			append([]string{"agent", "chat", "mock"}, args...)...)
+		if code != wantCode || !strings.Contains(output, want) {
+			t.Fatalf("%s: exit code %d, want %d with %q:\n%s", strings.Join(args, " "), code, wantCode, want, output)
+		}
+	}
+	session(0, "it's 2\n", "create", "it's 2", "--agent", "mock")
+	chat(0, "chat again\n", "--session", "it's 2", "say", "chat", "again")
+	chat(0, `bullpen agent chat mock --session 'it'\''s 2'`, "--session", "it's 2", "tool")
+	chat(1, "2 requests of the agent were rejected", "permission")
 	session(0, `--- calls mock.search {"query":"example"}`, "send", "it's 1", "tool")
 	session(1, "bullpen: the agent failed: Mock error event.", "send", "it's 1", "error")
 	session(1, `"type":"turn.ended"`, "send", "it's 1", "error", "--json")

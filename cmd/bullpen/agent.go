@@ -12,6 +12,7 @@ import (
 )
 
 type agentCommands struct {
+	Chat      agentChatCommand      `cmd:"" help:"Chat with a coding agent in the terminal."`
 	Session   agentSessionCommands  `cmd:"" help:"Create sessions of coding agents and talk to them."`
 	Install   agentInstallCommand   `cmd:"" help:"Install the program of a coding agent in a directory for workers."`
 	Installed agentInstalledCommand `cmd:"" help:"List the programs of coding agents in a directory for workers."`

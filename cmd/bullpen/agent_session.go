@@ -2,9 +2,11 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"iter"
+	"os"
 	"strings"
 	"time"
 
@@ -28,16 +30,68 @@ type agentSessionArg struct {
 	ID string `arg:"" name:"session" help:"Id of the session."`
 }
 
-type agentSessionCreateCommand struct {
-	remote         `embed:""`
-	ID             string `arg:"" optional:"" name:"session" help:"Id of the session. Default: the server chooses one."`
-	Agent          string `short:"a" required:"" placeholder:"NAME" help:"The agent, such as mock or claude."`
+// agentSettings are the flags that describe a new session.
+type agentSettings struct {
 	Mode           string `placeholder:"MODE" help:"Mode of the agent, such as build or plan. Default: build."`
 	PermissionMode string `placeholder:"MODE" help:"What the agent may do without asking: default, plan, acceptEdits or bypass. Default: default."`
 	Model          string `placeholder:"MODEL" help:"Model of the agent. Default: the agent's default."`
 	Variant        string `placeholder:"NAME" help:"Variant of the model."`
 	Dir            string `name:"cwd" short:"C" placeholder:"DIRECTORY" help:"Working directory of the agent, absolute or relative to the home. Default: the home."`
 	Title          string `placeholder:"TEXT" help:"Title of the session."`
+	MCP            string `name:"mcp" placeholder:"FILE" help:"JSON file with servers of the Model Context Protocol, such as .mcp.json."`
+}
+
+// request returns the request for a session of an agent.
+func (a *agentSettings) request(agent string) (*client.AgentSessionRequest, error) {
+	r := &client.AgentSessionRequest{
+		Agent: agent, AgentMode: a.Mode, PermissionMode: a.PermissionMode, Model: a.Model, Variant: a.Variant,
+		Directory: a.Dir, Title: a.Title,
+	}
+	if a.MCP == "" {
+		return r, nil
+	}
+	text, err := os.ReadFile(a.MCP)
+	if err == nil {
+		r.MCP, err = mcpServers(text)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read the MCP servers: %w", err)
+	}
+	return r, nil
+}
+
+// mcpServers returns the servers of a file in the form of the API. Files of other programs have them in the
+// field mcpServers, and often leave out the type.
+func mcpServers(text []byte) (json.RawMessage, error) {
+	var file struct {
+		Servers map[string]map[string]any `json:"mcpServers"`
+	}
+	if err := json.Unmarshal(text, &file); err != nil {
+		return nil, err
+	}
+	if file.Servers == nil {
+		if err := json.Unmarshal(text, &file.Servers); err != nil {
+			return nil, err
+		}
+	}
+	for _, server := range file.Servers {
+		switch kind := server["type"]; {
+		case kind == nil && server["command"] != nil:
+			server["type"] = "local"
+		case kind == nil && server["url"] != nil:
+			server["type"] = "remote"
+		case kind == "sse":
+			server["type"], server["transport"] = "remote", "sse"
+		}
+	}
+	return json.Marshal(file.Servers)
+}
+
+type agentSessionCreateCommand struct {
+	remote        `embed:""`
+	agentSettings `embed:""`
+	ID            string `arg:"" optional:"" name:"session" help:"Id of the session. Default: the server chooses one."`
+	Agent         string `short:"a" required:"" placeholder:"NAME" help:"The agent, such as mock or claude."`
 }
 
 func (*agentSessionCreateCommand) Help() string {
@@ -50,11 +104,12 @@ Examples:
 }
 
 func (c *agentSessionCreateCommand) Run(ctx context.Context, s streams) error {
-	err := compose(s, &c.remote, func(cl *client.Client) (*client.CreatedAgentSession, error) {
-		return cl.CreateAgentSession(ctx, c.ID, &client.AgentSessionRequest{
-			Agent: c.Agent, AgentMode: c.Mode, PermissionMode: c.PermissionMode, Model: c.Model, Variant: c.Variant,
-			Directory: c.Dir, Title: c.Title,
-		})
+	r, err := c.request(c.Agent)
+	if err != nil {
+		return err
+	}
+	err = compose(s, &c.remote, func(cl *client.Client) (*client.CreatedAgentSession, error) {
+		return cl.CreateAgentSession(ctx, c.ID, r)
 	}, func(p *page, created *client.CreatedAgentSession) { p.textf("%s\n", cell(created.ID)) })
 	return uncertain(err, "see bullpen agent session list")
 }
@@ -154,14 +209,25 @@ Examples:
 // maxAgentMessage is the maximum size of a message from standard input, in bytes.
 const maxAgentMessage = 1 << 20
 
-func (c *agentSessionSendCommand) Run(ctx context.Context, s streams) error {
-	m := &client.AgentMessage{Text: strings.Join(c.Message, " "), Model: c.Model}
-	if m.Text == "-" {
-		var err error
-		if m.Text, err = readText("-", s.in, maxAgentMessage); err != nil {
-			return fmt.Errorf("read the message: %w", err)
-		}
+// agentMessage returns the message that the arguments are, or standard input if they are "-".
+func agentMessage(s streams, words []string) (string, error) {
+	text := strings.Join(words, " ")
+	if text != "-" {
+		return text, nil
 	}
+	text, err := readText("-", s.in, maxAgentMessage)
+	if err != nil {
+		return "", fmt.Errorf("read the message: %w", err)
+	}
+	return text, nil
+}
+
+func (c *agentSessionSendCommand) Run(ctx context.Context, s streams) error {
+	text, err := agentMessage(s, c.Message)
+	if err != nil {
+		return err
+	}
+	m := &client.AgentMessage{Text: text, Model: c.Model}
 	for _, path := range c.Attach {
 		m.Attachments = append(m.Attachments, client.AgentAttachment{Path: path})
 	}

@@ -13,6 +13,7 @@ import (
 	"syscall"
 
 	"github.com/alecthomas/kong"
+	"golang.org/x/sys/unix"
 
 	"github.com/bullpen-run/bullpen/cmd/internal/app"
 	"github.com/bullpen-run/bullpen/proto/api"
@@ -73,8 +74,8 @@ func (s streams) clear() (err error) {
 }
 
 func isTerminal(f *os.File) bool {
-	info, err := f.Stat()
-	return err == nil && info.Mode()&os.ModeCharDevice != 0
+	_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
+	return err == nil
 }
 
 const description = `Run untrusted code in jails, on your own machines.
