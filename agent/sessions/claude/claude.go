@@ -39,6 +39,7 @@ func (a *Agent) Info() *sessions.Info {
 	}
 	return &sessions.Info{
 		ID: "claude", Installation: installed, Sandboxed: true, Credentials: installed.Missing == "",
+		SkillsDir: sessions.StateDir + "/claude/skills",
 		Modes: []sessions.Mode{
 			{ID: "build", Name: "Build", Description: "Default build mode"},
 			{ID: "plan", Name: "Plan", Description: "Plan mode: tools that change something are refused"},

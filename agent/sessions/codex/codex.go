@@ -25,6 +25,7 @@ func (a *Agent) Info() *sessions.Info {
 	installed := a.Installed()
 	return &sessions.Info{
 		ID: "codex", Installation: installed, Sandboxed: true, Credentials: installed.Missing == "",
+		SkillsDir: sessions.StateDir + "/codex/skills",
 		Modes: []sessions.Mode{
 			{ID: "build", Name: "Build", Description: "Default build mode"},
 			{ID: "plan", Name: "Plan", Description: "Plan mode: tools that change something are refused"},

@@ -35,6 +35,7 @@ func (a *Agent) Info() *sessions.Info {
 	installed, model := a.Installed(), cmp.Or(a.DefaultModel, "default")
 	return &sessions.Info{
 		ID: "opencode", Installation: installed, Sandboxed: true, Credentials: installed.Missing == "",
+		SkillsDir: sessions.StateDir + "/opencode/config/opencode/skills",
 		Modes: []sessions.Mode{
 			{ID: modeBuild, Name: "Build", Description: "Default build mode"},
 			{ID: modePlan, Name: "Plan", Description: "Plan mode: tools that change something are refused"},

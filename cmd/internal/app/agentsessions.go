@@ -47,7 +47,8 @@ func (s *system) serveAgentSessions(ctx context.Context, server *gateway.Server,
 	runner := &sessions.Runner{
 		Logs: logs, Records: stored, Agent: service.Agent, CheckKey: s.admission.CheckKey,
 		Notify: s.notifySession, Log: s.log, KeepAlive: s.cfg.AgentIdle,
-		Sandboxes: sessionSandboxes{boxes},
+		WideAlways: s.cfg.AgentWideAlways,
+		Sandboxes:  sessionSandboxes{boxes},
 	}
 	engine := stored.Engine(runner.CarryOut, s.cfg.Retention, s.instance, s.log)
 	r.base = append(r.base, part{"agent sessions", stored.Run}, part{"configurations of agents' tools", configs.Run})
@@ -59,9 +60,19 @@ func (s *system) serveAgentSessions(ctx context.Context, server *gateway.Server,
 // including those that this server cannot run.
 func (s *system) sessionAgents() []sessions.Agent {
 	return []sessions.Agent{
-		&claude.Agent{Installed: s.installed("claude")}, &codex.Agent{Installed: s.installed("codex")},
-		&opencode.Agent{Installed: s.installed("opencode")}, &amp.Agent{Installed: s.installed("amp")},
+		&claude.Agent{Installed: s.withModel("claude")}, &codex.Agent{Installed: s.withModel("codex")},
+		&opencode.Agent{Installed: s.withModel("opencode")}, &amp.Agent{Installed: s.installed("amp")},
 		&mock.Agent{Delay: s.cfg.AgentMockDelay},
+	}
+}
+
+// withModel is installed for an agent that needs this server's model.
+func (s *system) withModel(agent string) func() sessions.Installation {
+	if s.cfg.AgentUpstream != "" {
+		return s.installed(agent)
+	}
+	return func() sessions.Installation {
+		return sessions.Installation{Missing: "this server has no model; start its gateways with --agent-upstream"}
 	}
 }
 

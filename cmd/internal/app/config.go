@@ -141,6 +141,8 @@ type Config struct {
 
 	AgentIdle time.Duration `name:"agent-idle" group:"Agents" env:"BULLPEN_AGENT_IDLE" default:"5m" placeholder:"TIME" help:"How long the sandbox of an agent session and the agent's program in it are kept after a turn. The next message needs no new start within this time. Must be the same on every gateway."`
 
+	AgentWideAlways bool `name:"agent-wide-always" group:"Agents" env:"BULLPEN_AGENT_WIDE_ALWAYS" help:"A permission that a user of an agent session grants for the session covers all commands of the tool, not only those with the same beginning. Must be the same on every gateway."`
+
 	AuditRetention time.Duration `name:"audit-retention" group:"Audit log" env:"BULLPEN_AUDIT_RETENTION" default:"0s" placeholder:"TIME" help:"How long audit records are kept. 0 keeps them forever. The same for every gateway, scheduler and webhook process."`
 	AuditHTTP      string        `name:"audit-http" secret:"value" group:"Audit log" env:"BULLPEN_AUDIT_HTTP" placeholder:"URL" help:"HTTP endpoint that receives the audit log: http or https, with USER:PASSWORD@ for basic authentication. Put a password into the environment variable: other users of this machine can read flags. The same for every gateway. Default: none."`
 	AuditSyslog    string        `name:"audit-syslog" group:"Audit log" env:"BULLPEN_AUDIT_SYSLOG" placeholder:"URL" help:"Syslog server that receives the audit log: udp://HOST:PORT, tcp://HOST:PORT or tls://HOST:PORT. The same for every gateway. Default: none."`
