@@ -69,7 +69,8 @@ type conversation struct {
 	requests map[string]request // unanswered, by the id of the permission or question
 	model    string             // that the process uses
 	variant  string
-	planning bool // whether tools that change something are refused
+	effort   string // the variant that the process uses
+	planning bool   // whether tools that change something are refused
 	inTurn   bool
 	// busy is set while Claude Code works. It can begin by itself, for example when a background command
 	// ends. A message that it received then would become part of that work.
@@ -97,7 +98,7 @@ func (a *Agent) Start(ctx context.Context, s *sessions.Start) (sessions.Conversa
 	c := &conversation{
 		Reader:   &streamjson.Reader{Process: process, Program: programName, Report: s.Report},
 		planMode: isPlan(s.Session), planning: isPlan(s.Session),
-		model: s.Session.Model, requests: map[string]request{}, done: make(chan struct{}),
+		model: s.Session.Model, variant: s.Session.Variant, requests: map[string]request{}, done: make(chan struct{}),
 	}
 	if err := c.initialize(ctx); err != nil {
 		process.Close()
@@ -169,15 +170,18 @@ func (c *conversation) Send(_ context.Context, m *sessions.Message) error {
 		lines = append(lines, controlLine("plan", "set_permission_mode", map[string]any{"mode": "plan"}))
 		c.planning = true
 	}
-	if m.Model != c.model {
+	if m.Model != "" && m.Model != c.model {
 		lines = append(lines, controlLine("model", "set_model", map[string]any{"model": m.Model}))
 		c.model = m.Model
 	}
-	if m.Variant != c.variant {
-		lines = append(lines, controlLine("effort", "apply_flag_settings", map[string]any{
-			"settings": map[string]any{"effortLevel": m.Variant}, // the default if it is unknown
-		}))
+	if m.Variant != "" {
 		c.variant = m.Variant
+	}
+	if c.variant != c.effort {
+		lines = append(lines, controlLine("effort", "apply_flag_settings", map[string]any{
+			"settings": map[string]any{"effortLevel": c.variant}, // the default if it is unknown
+		}))
+		c.effort = c.variant
 	}
 	lines = append(lines, map[string]any{
 		"type": "user", "message": map[string]any{"role": "user", "content": m.Prompt()},

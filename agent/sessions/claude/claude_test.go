@@ -437,10 +437,9 @@ func TestModel(t *testing.T) {
 	s.turn(sessions.Message{Text: "again", Model: "opus", Variant: "low"})
 	s.until(sessions.TurnEnded)
 	check(t, "the next turn", s.turn(text("more")), `
-item.delta itm_6 "I rem"
-item.delta itm_6 "ember"
-item.delta itm_6 "."
-item.completed itm_6 assistant message text:I remember.
+item.delta itm_6 "Aga"
+item.delta itm_6 "in."
+item.completed itm_6 assistant message text:Again.
 turn.ended
 `)
 }
