@@ -54,8 +54,8 @@ func testAgentPrograms(t *testing.T, p *programs) {
 			"--integrity", integrity)
 	}
 	for _, version := range []string{"2.1.9", "2.1.10"} {
-		if code, output := install(version, integrity); code != 0 || !strings.Contains(output, filepath.Join(dir, "claude", version)) ||
-			!strings.Contains(output, "not free software") {
+		if code, output := install(version, integrity); code != 0 || !strings.Contains(output, "not free software") ||
+			!strings.Contains(output, filepath.Join(dir, "claude", version)) {
 			t.Fatalf("exit status %d: %s", code, output)
 		}
 	}
@@ -82,12 +82,13 @@ func testAgentPrograms(t *testing.T, p *programs) {
 		return one.ID == "claude" && one.Version == "2.1.10" && one.Path == "/run/bullpen/agents/claude" &&
 			strings.Contains(string(r.body), `"id":"claude","installed":true`), r
 	})
-	if r := sys.do(http.MethodPost, "/sandbox-agent/v1/agents/claude/install", request{},
-		"Content-Type", "application/json"); r.status != http.StatusNoContent {
+	post := func(path string, body request) *reply {
+		return sys.do(http.MethodPost, "/sandbox-agent/v1/"+path, body, "Content-Type", "application/json")
+	}
+	if r := post("agents/claude/install", request{}); r.status != http.StatusNoContent {
 		t.Errorf("install: %s", r)
 	}
-	if r := sys.do(http.MethodPost, "/sandbox-agent/v1/sessions/s",
-		request{"agent": "claude", "agentVersion": "2.1.8"}, "Content-Type", "application/json"); r.status != http.StatusNotFound ||
+	if r := post("sessions/s", request{"agent": "claude", "agentVersion": "2.1.8"}); r.status != http.StatusNotFound ||
 		!strings.Contains(string(r.body), "no worker has version 2.1.8, only 2.1.10, 2.1.9") {
 		t.Errorf("a version that is not installed: %s", r)
 	}
@@ -101,7 +102,8 @@ func testAgentPrograms(t *testing.T, p *programs) {
 	if text := fmt.Sprint(workers); strings.Contains(text, "codex") {
 		t.Errorf("the worker offers an agent that it cannot use: %s", text)
 	}
-	if log := sys.worker.text(t); !strings.Contains(log, "agent:codex@0.116.0") || !strings.Contains(log, "it has no manifest") {
+	if log := sys.worker.text(t); !strings.Contains(log, "agent:codex@0.116.0") ||
+		!strings.Contains(log, "it has no manifest") {
 		t.Errorf("the log does not name the agent that cannot be used:\n%s", sys.worker.tail())
 	}
 }

@@ -86,7 +86,8 @@ type Installation struct {
 	// Versions are all that sessions can have, the default first. It is empty for an agent without a
 	// program.
 	Versions []string
-	// Dir is the absolute path of the program's files in sandboxes.
+	// Dir is the absolute path of the program's files in sandboxes. It is set even if no worker has the
+	// program at the moment, since a worker may join while a sandbox waits for one.
 	Dir string
 	// Missing is the reason why no worker has it; empty if one has.
 	Missing string

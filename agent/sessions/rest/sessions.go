@@ -61,8 +61,11 @@ type serverStatus struct {
 // options.
 func describe(info *sessions.Info, r *http.Request) *agentInfo {
 	x := &agentInfo{
-		ID: info.ID, Installed: info.Missing == "", Credentials: info.Credentials, Version: info.Version, Path: info.Dir,
+		ID: info.ID, Installed: info.Missing == "", Credentials: info.Credentials, Version: info.Version,
 		Capabilities: info.Capabilities,
+	}
+	if x.Installed {
+		x.Path = info.Dir
 	}
 	if info.Capabilities.SharedProcess {
 		x.ServerStatus = &serverStatus{Status: "stopped"}

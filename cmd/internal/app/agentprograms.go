@@ -35,8 +35,9 @@ func (s *system) installed(agent string) func() sessions.Installation {
 	return func() sessions.Installation {
 		x := sessions.Installation{Versions: s.offers.AgentVersions(agent), Dir: proto.AgentDir(agent)}
 		if len(x.Versions) == 0 {
-			return sessions.Installation{Missing: "no worker for live sandboxes has its program; install it with bullpen " +
-				"agent install " + agent + " --dir DIR and start the workers with --agents DIR"}
+			x.Missing = "no worker for live sandboxes has its program; install it with bullpen agent install " + agent +
+				" --dir DIR and start the workers with --agents DIR"
+			return x
 		}
 		x.Version = x.Versions[0]
 		return x
