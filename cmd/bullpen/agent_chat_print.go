@@ -32,7 +32,7 @@ const (
 const (
 	maxThinkingLines = 4
 	maxResultLines   = 6
-	maxDiffLines     = 60
+	maxDiffLines     = 40
 	maxPlanLines     = 200
 	maxCutBytes      = 1 << 20 // of text that /details shows
 )
@@ -227,6 +227,15 @@ func (p *chatPrinter) excerpt(text string, limit int) string {
 		limit = 0
 	}
 	short, isCut := excerpt(text, limit)
+	if !p.details {
+		lines := strings.Split(short, "\n")
+		for i, line := range lines {
+			if runes := []rune(line); len(runes) > maxLine {
+				lines[i], isCut = string(runes[:maxLine-1])+"…", true
+			}
+		}
+		short = strings.Join(lines, "\n")
+	}
 	size := 0
 	for _, t := range p.cut {
 		size += len(t)
@@ -357,6 +366,9 @@ func (p *chatPrinter) printItem(item *sessions.Item, isComplete bool) error {
 		return nil
 	}
 	p.kinds[item.ID] = item.Kind
+	if isComplete && item.Kind == sessions.KindSystem && slices.ContainsFunc(item.Content, isFileRef) {
+		p.lines(styleDim, textIndent, "files changed in this turn:") // tool results may have shown parts of it
+	}
 	for i := range item.Content {
 		part := &item.Content[i]
 		if part.Type == sessions.PartToolCall && part.Name != "" && !p.calls[item.ID] {
@@ -385,6 +397,8 @@ func (p *chatPrinter) printItem(item *sessions.Item, isComplete bool) error {
 	}
 	return nil
 }
+
+func isFileRef(part sessions.Part) bool { return part.Type == sessions.PartFileRef }
 
 // userMessage prints a message of a user, unless it is on the screen already.
 func (p *chatPrinter) userMessage(text string) {

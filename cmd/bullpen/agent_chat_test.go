@@ -24,6 +24,7 @@ import (
 	"github.com/bullpen-run/bullpen/agent/sessions/mock"
 	"github.com/bullpen-run/bullpen/agent/sessions/rest"
 	"github.com/bullpen-run/bullpen/agent/sessions/sessionstest"
+	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/scheduler/storetest"
 )
 
@@ -36,6 +37,8 @@ type chatHost struct {
 func (chatHost) Caller() (org, key string) { return sessionstest.Org, "key" }
 
 func (chatHost) AllowStored(context.Context, bool) error { return nil }
+
+func (chatHost) Profile(context.Context) (proto.Profile, error) { return proto.Profile{}, nil }
 
 func (chatHost) CheckCaller() error { return nil }
 
