@@ -112,6 +112,8 @@ func (s *stub) sandbox(w http.ResponseWriter, r *http.Request) {
 	switch {
 	case id == stubPausedID && r.Method == http.MethodPost && !strings.HasSuffix(r.URL.Path, "/resume"):
 		refuse(w, http.StatusConflict, "conflict", "the sandbox is paused, and only a running one can be used", "")
+	case strings.HasSuffix(r.URL.Path, "/save"):
+		_, _ = io.WriteString(w, `{"version":4}`)
 	case r.URL.Query().Get("path") == "missing":
 		w.WriteHeader(http.StatusNotFound)
 		_, _ = io.WriteString(w, `{"code":404,"message":"no such file \u001b[2J"}`)
@@ -272,6 +274,7 @@ func (s *stub) handler() http.Handler {
 	}
 	for _, route := range []string{
 		"GET ", "POST ", "GET /{id}", "DELETE /{id}", "POST /{id}/extend", "POST /{id}/pause", "POST /{id}/resume",
+		"POST /{id}/save",
 		"GET /{id}/guest/files", "POST /{id}/guest/files", "POST /{id}/guest/process.Process/Start",
 	} {
 		method, path, _ := strings.Cut(route, " ")

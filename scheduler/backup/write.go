@@ -262,7 +262,8 @@ func (b *run) head(ctx context.Context, m *message) error {
 
 // maker writes the record of the execution that made a version, unless its terminal record is
 // already written. It waits for the execution to end, which is soon: the result is stored as
-// pending before the version is committed, and any process can finish from there.
+// pending before the version is committed, and any process can finish from there. A version that a
+// live sandbox saved while it ran does not depend on its end.
 func (b *run) maker(ctx context.Context, org string, id proto.TraceID) error {
 	if id == "" {
 		return nil
@@ -285,6 +286,9 @@ func (b *run) maker(ctx context.Context, org string, id proto.TraceID) error {
 			return b.changed(ctx, &message{
 				b.ids[b.store.Records.Stream], subject, rec.Seq, rec.FirstStored(), rec.Header, rec.Data,
 			}, true)
+		}
+		if r, err := proto.DecodeRecord(id, rec.Data); err == nil && r.Pending == nil {
+			return nil
 		}
 		select {
 		case <-ctx.Done():

@@ -1,6 +1,7 @@
 package live_test
 
 import (
+	"context"
 	"crypto/sha256"
 	"io"
 	"net"
@@ -105,9 +106,9 @@ func TestTickets(t *testing.T) {
 		{"", ticket, proto.StatusNoSandbox},
 		{"../one", ticket, proto.StatusNoSandbox},
 	} {
-		for _, path := range []string{"/files", proto.ExpiryPath} {
+		for _, path := range []string{"/files", proto.ExpiryPath, proto.SavePath} {
 			want := c.status
-			if want == http.StatusOK && path == proto.ExpiryPath {
+			if want == http.StatusOK && proto.AnsweredByWorker(path) {
 				want = http.StatusBadRequest // GET
 			}
 			if status, _ := w.ask(http.MethodGet, path, c.sandbox, c.ticket, nil); status != want {
@@ -163,6 +164,43 @@ func TestExpiry(t *testing.T) {
 		}
 	}
 	awaits(t, w.add("two", time.Millisecond, 0, nil), live.Expired)
+}
+
+// A save is answered by the worker, and ends when the sandbox stops.
+func TestSave(t *testing.T) {
+	w := newWorld(t)
+	x := w.add("one", time.Hour, 0, func(http.ResponseWriter, *http.Request) { t.Error("the guest was asked") })
+	save := func() (int, string) { return w.ask(http.MethodPost, proto.SavePath, "one", ticket, nil) }
+	if status, _ := save(); status != http.StatusBadRequest {
+		t.Errorf("before it runs: status %d", status)
+	}
+	for want, answer := range map[string]proto.SandboxSave{
+		`{"version":7}` + "\n": {Version: 7}, "{}\n": {}, `{"refused":"it is large"}` + "\n": {Refused: "it is large"},
+	} {
+		x.OnSave(func(context.Context) proto.SandboxSave { return answer })
+		if status, got := save(); status != http.StatusOK || got != want {
+			t.Errorf("status %d, %q; want %q", status, got, want)
+		}
+	}
+	begun := make(chan struct{})
+	x.OnSave(func(ctx context.Context) proto.SandboxSave {
+		close(begun)
+		<-ctx.Done()
+		return proto.SandboxSave{Refused: "stopped"}
+	})
+	answered := make(chan int)
+	go func() {
+		status, _ := save()
+		answered <- status
+	}()
+	<-begun
+	x.Cancel()
+	if status := <-answered; status != proto.StatusNoSandbox {
+		t.Errorf("a save during the stop: status %d", status)
+	}
+	if status, _ := save(); status != proto.StatusNoSandbox {
+		t.Errorf("a save after the stop: status %d", status)
+	}
 }
 
 // A request that lasts keeps a sandbox from being idle.
