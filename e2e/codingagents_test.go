@@ -36,8 +36,22 @@ func newCodingAgents(t *testing.T, p *programs, args ...string) *system {
 	t.Helper()
 	args = append(args, "--agents", agentPrograms(t))
 	args = append(args, p.newBucket(t).flags()...)
-	return newAgentsIn(t, p, topology{separate: true}, "codingagents", args...)
+	sys := newAgentsIn(t, p, topology{separate: true}, "codingagents", args...)
+	sys.awaitAgents(t)
+	return sys
 }
+
+// awaitAgents waits until a worker has announced the agents.
+func (sys *system) awaitAgents(t *testing.T) {
+	t.Helper()
+	eventually(t, "the agents are installed", func() (bool, any) {
+		r := sys.in(t).get("/sandbox-agent/v1/agents")
+		return strings.Count(string(r.body), `"installed":true`) == len(codingAgents())+1, r // and the mock
+	})
+}
+
+// jsonBody is the header of requests to the API of agent sessions.
+var jsonBody = []string{"Content-Type", "application/json"} // read only
 
 // agentSession is a session of a coding agent.
 type agentSession struct {
@@ -75,7 +89,7 @@ func (e *codingEvent) String() string {
 // newCodingSession creates a session of an agent.
 func (a *api) newCodingSession(id, agent string, more ...any) *agentSession {
 	a.t.Helper()
-	r := a.do(http.MethodPost, sandboxAgent+id, request{"agent": agent}.and(more...))
+	r := a.do(http.MethodPost, sandboxAgent+id, request{"agent": agent}.and(more...), jsonBody...)
 	if r.status != http.StatusOK {
 		a.t.Fatalf("create a session of %s: %s", agent, r)
 	}
@@ -84,7 +98,7 @@ func (a *api) newCodingSession(id, agent string, more ...any) *agentSession {
 
 func (s *agentSession) post(path string, body any) {
 	s.t.Helper()
-	if r := s.do(http.MethodPost, sandboxAgent+s.id+path, body); r.status != http.StatusNoContent {
+	if r := s.do(http.MethodPost, sandboxAgent+s.id+path, body, jsonBody...); r.status != http.StatusNoContent {
 		s.t.Fatalf("POST %s: %s", path, r)
 	}
 }
@@ -175,6 +189,7 @@ func (s *agentSession) file(name string) string {
 // testCodingAgents has each real agent use a tool with a user's permission, loses its worker, and goes on.
 func testCodingAgents(t *testing.T, p *programs) {
 	sys := newCodingAgents(t, p, "--sandboxes", "8")
+	restart := func() { sys.worker.kill(); sys.startWorker(t); sys.awaitAgents(t) }
 	for _, agent := range codingAgents() {
 		t.Run(agent, func(t *testing.T) {
 			s := sys.in(t).newCodingSession("work-"+agent, agent)
@@ -198,8 +213,7 @@ func testCodingAgents(t *testing.T, p *programs) {
 			}
 
 			// kill -9, and the next turn is on another worker.
-			sys.worker.kill()
-			sys.startWorker(t)
+			restart()
 			s.run("echo found: $(cat made.txt)")
 			events, _ = s.answer("once")
 			if said, _ = textOf(events); !strings.Contains(said, "I see: needle-4711") {

@@ -656,6 +656,9 @@ func (d *drive) startTurn(ctx context.Context) error {
 		return err
 	}
 	d.keep()
+	if d.talk != nil && d.talk.sandbox != nil && d.talk.sandbox.Lost(ctx) != "" { // since the last turn
+		d.closeConversation()
+	}
 	if d.talk == nil {
 		if err := d.start(ctx, false); errors.Is(err, errUnwanted) {
 			return d.append(ctx, d.log.state.Turns, func(b *batch) error { return b.add(&Native{Type: TurnEnded}) })

@@ -102,8 +102,7 @@ func (*Sandboxes) retry(ctx context.Context, f func() error) error {
 	defer cancel()
 	for pause := firstPause; ; pause = min(2*pause, maxPause) {
 		err := f()
-		_, busy := errors.AsType[*proto.BusyError](err)
-		if err == nil || proto.Final(err) && !busy {
+		if err == nil || proto.Final(err) && !passes(err) {
 			return err
 		}
 		select {
@@ -112,6 +111,14 @@ func (*Sandboxes) retry(ctx context.Context, f func() error) error {
 		case <-time.After(pause):
 		}
 	}
+}
+
+// passes reports whether a refusal is expected to pass: an earlier sandbox of the session has the home until its end,
+// and a session outlives the workers.
+func passes(err error) bool {
+	_, busy := errors.AsType[*proto.BusyError](err)
+	refused, ok := errors.AsType[*proto.Rejection](err)
+	return busy || ok && refused.Reason == proto.RejectedNoWorker
 }
 
 // start stops the session's sandboxes that still run, and starts one.
