@@ -492,7 +492,7 @@ func (c *chat) answer(ctx context.Context, a *ask, r *reply) {
 		switch {
 		case err == nil && c.in == nil:
 			c.rejected++
-			c.out.notice("%s: rejected, because there is no terminal to ask on", a)
+			c.out.notice("rejected, because there is no terminal to ask on: %s", a)
 			return nil
 		case err == nil:
 			return nil

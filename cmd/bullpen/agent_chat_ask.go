@@ -53,18 +53,22 @@ func (a *ask) kind() string {
 // same reports whether two are the same permission or question.
 func (a *ask) same(other *ask) bool { return a.kind() == other.kind() && a.id() == other.id() }
 
-// String returns it as one line.
+// String returns it as one line: a permission with its command, its path or whatever comes first.
 func (a *ask) String() string {
-	if a.permission != nil {
-		return oneLine("permission " + a.permission.Action + " " + string(a.permission.Metadata))
+	if a.question != nil {
+		return oneLine(a.question.Prompt)
 	}
-	return oneLine("question " + a.question.Prompt)
+	text := a.permission.Action
+	if fields, _ := fieldsOf(a.permission.Metadata); len(fields) > 0 {
+		text += " " + textOf(fields[sortedFields(fields)[0]])
+	}
+	return oneLine(text)
 }
 
 // resolution returns how it was resolved, as one line.
 func (a *ask) resolution() string {
 	if a.question != nil {
-		text := a.question.Status + ": " + a.question.Prompt
+		text := a.question.Status + ": " + a.String()
 		if a.question.Response != nil {
 			text += " " + *a.question.Response
 		}
@@ -76,7 +80,7 @@ func (a *ask) resolution() string {
 	if status == "" {
 		status = "rejected"
 	}
-	return status + ": " + strings.TrimPrefix(a.String(), "permission ")
+	return status + ": " + a.String()
 }
 
 // isPlan reports whether the question is whether to carry out a plan.
@@ -215,13 +219,13 @@ var (
 	lastFields = []string{"diff", "old_string", "new_string", "content"}
 )
 
-// fields prints the metadata of a permission. It reports whether it has shown only a part.
-func (p *chatPrinter) fields(metadata json.RawMessage, limit int) (isCut bool) {
-	fields := map[string]any{}
+// fieldsOf returns the metadata of a permission without hidden fields. The input of a tool is in fields of its
+// own. ok is false if the metadata is no object.
+func fieldsOf(metadata json.RawMessage) (fields map[string]any, ok bool) {
 	d := json.NewDecoder(bytes.NewReader(metadata))
 	d.UseNumber()
-	if err := d.Decode(&fields); err != nil {
-		return p.part(styleNone, "", string(metadata), limit)
+	if d.Decode(&fields) != nil || fields == nil {
+		return nil, false
 	}
 	for _, name := range hiddenFields {
 		delete(fields, name)
@@ -235,10 +239,26 @@ func (p *chatPrinter) fields(metadata json.RawMessage, limit int) (isCut bool) {
 			fields[name] = value
 		}
 	}
+	maps.DeleteFunc(fields, func(_ string, value any) bool { return value == nil })
+	return fields, true
+}
+
+// textOf returns the value of a field.
+func textOf(value any) string {
+	if text, ok := value.(string); ok {
+		return text
+	}
+	return compactJSON(value)
+}
+
+// fields prints the metadata of a permission. It reports whether it has shown only a part.
+func (p *chatPrinter) fields(metadata json.RawMessage, limit int) (isCut bool) {
+	fields, ok := fieldsOf(metadata)
+	if !ok {
+		return p.part(styleNone, "", string(metadata), limit)
+	}
 	for _, name := range sortedFields(fields) {
-		if value := fields[name]; value != nil {
-			isCut = p.field(name, value, limit) || isCut
-		}
+		isCut = p.field(name, fields[name], limit) || isCut
 	}
 	return isCut
 }
@@ -258,10 +278,8 @@ func sortedFields[T any](fields map[string]T) []string {
 
 // field prints a field of the metadata. It reports whether it has shown only a part.
 func (p *chatPrinter) field(name string, value any, limit int) (isCut bool) {
-	text, isText := value.(string)
-	if !isText {
-		text = compactJSON(value)
-	}
+	_, isText := value.(string)
+	text := textOf(value)
 	switch {
 	case name == "command":
 		if words, ok := value.([]any); ok {
@@ -290,10 +308,7 @@ func (p *chatPrinter) part(s style, label, text string, limit int) (isCut bool) 
 func commandOf(words []any) string {
 	var list []string
 	for _, word := range words {
-		text, ok := word.(string)
-		if !ok {
-			text = compactJSON(word)
-		}
+		text := textOf(word)
 		if !plainWord.MatchString(text) {
 			text = "'" + strings.ReplaceAll(text, "'", `'\''`) + "'"
 		}

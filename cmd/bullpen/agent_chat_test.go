@@ -395,12 +395,10 @@ func TestAgentChat(t *testing.T) {
     path: mock_8/deny.txt
 {prompt:[y] once  [a] always in this session  [n] no: }^C
 {dim:Interrupting the agent. Ctrl-C again leaves.}
-  {dim:rejected: file_change {"codexRequestKind":"fileChange","path":"mock_8/deny.txt}
-  {dim:"}}
+  {dim:rejected: file_change mock_8/deny.txt}
   {dim:interrupted}
 {prompt:> }permission
-  {dim:allowed for the session: command_execution {"codexRequestKind":"commandExecuti}
-  {dim:on","command":"echo mock"}}
+  {dim:allowed for the session: command_execution echo mock}
 {prompt:The agent asks for a permission:}
     file_change
     path: mock_9/deny.txt
@@ -710,8 +708,8 @@ func TestAgentChatWithoutATerminal(t *testing.T) {
 		{args: []string{"mock", "say", "hello"}, in: "ignored", out: "hello\n", errText: next},
 		{args: []string{"mock", "-"}, in: "say \x1b[2J", out: "\ufffd[2J\n", errText: next},
 		{args: []string{"mock", "error"}, code: 1, errText: next + "bullpen: the agent failed: Mock error event.\n"},
-		{args: []string{"mock", "permission"}, code: 1, errText: "permission command_execution " +
-			`{"codexRequestKind":"commandExecution","command":"echo mock"}: rejected, because there is no terminal to ask on`},
+		{args: []string{"mock", "permission"}, code: 1, errText: "rejected, because there is no terminal to ask on: " +
+			"command_execution echo mock\n"},
 		{args: []string{"mock", "question"}, code: 1, errText: "2 requests of the agent were rejected"},
 		{args: []string{"mock", "tool"}, errText: "    @@ -1,1 +1,1 @@\n    -old\n    +new\n"},
 		{args: []string{"mock", "--json", "say hi"}, out: `"type":"turn.ended"`, errText: next},
