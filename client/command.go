@@ -45,8 +45,9 @@ type Exit struct {
 
 // Exec runs a command and returns how it ended. It resumes after a broken connection without losing or
 // repeating output, as long as the sandbox keeps the output. If ctx is done, or a stream of the command
-// fails here, Exec sends SIGTERM to the command and what it has started, SIGKILL after 5 seconds, and
-// returns the cause. A goroutine may go on reading Stdin until its next Read returns.
+// fails here, Exec sends SIGTERM to the command and what it has started. It sends SIGKILL
+// after 5 seconds, or when the command has ended, to what that has left behind. Then it returns the cause. A
+// goroutine may go on reading Stdin until its next Read returns.
 func (g *Guest) Exec(ctx context.Context, c *Command) (Exit, error) {
 	if len(c.Args) == 0 {
 		return Exit{Code: -1}, errors.New("client: the command has no program")

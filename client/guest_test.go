@@ -9,6 +9,7 @@ import (
 	"net/http/httptest"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -200,6 +201,7 @@ func TestExecEnds(t *testing.T) {
 func TestExecIsInterrupted(t *testing.T) {
 	t.Parallel()
 	terminated := make(chan struct{})
+	var left atomic.Int64 // signals for what the command has left behind
 	g := &guest{
 		start: func(ctx context.Context, _ *connect.Request[processpb.StartRequest], send func(*processpb.ProcessEvent),
 		) error {
@@ -215,10 +217,12 @@ func TestExecIsInterrupted(t *testing.T) {
 			return nil
 		},
 		signal: func(s processpb.Signal) {
-			if s != processpb.Signal_SIGNAL_SIGTERM {
-				t.Errorf("the signal is %v", s)
+			switch s {
+			case processpb.Signal_SIGNAL_SIGTERM:
+				close(terminated)
+			case processpb.Signal_SIGNAL_SIGKILL:
+				left.Add(1)
 			}
-			close(terminated)
 		},
 	}
 	cause := errors.New("enough")
@@ -238,6 +242,9 @@ func TestExecIsInterrupted(t *testing.T) {
 	})
 	if !errors.Is(err, cause) {
 		t.Error(err)
+	}
+	if n := left.Load(); n != 2 {
+		t.Errorf("what two commands have left behind was killed %d times", n)
 	}
 }
 

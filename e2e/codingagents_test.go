@@ -199,7 +199,8 @@ func testCodingAgents(t *testing.T, p *programs) {
 			if asked != 1 || !strings.Contains(said, "I see: needle-4711") {
 				t.Errorf("%d permissions:\n%s", asked, describeEvents(events))
 			}
-			if !slices.ContainsFunc(events, func(e codingEvent) bool { return e.changed("/home/user/made.txt", "+needle-4711") }) {
+			made := func(e codingEvent) bool { return e.changed("/home/user/made.txt", "+needle-4711") }
+			if !slices.ContainsFunc(events, made) {
 				t.Errorf("no diff of the file:\n%s", describeEvents(events))
 			}
 			if got := s.file("made.txt"); got != "needle-4711\n" {
@@ -284,7 +285,9 @@ func testHostileRepository(t *testing.T, p *programs) {
 			for what, c := range map[string]struct{ command, never string }{
 				"the operator's key":     {"env; cat /proc/*/environ 2>/dev/null | tr '\\0' '\\n'; cat /proc/*/cmdline", agentKey},
 				"the caller's key":       {"env; cat /proc/*/environ 2>/dev/null | tr '\\0' '\\n'", sys.key},
-				"another session's file": {"grep -r secret-of-the / --include=secret.txt 2>/dev/null; echo x", "secret-of-the-victim"},
+				"another session's file": {
+					"grep -r secret-of-the / --include=secret.txt 2>/dev/null; echo x", "secret-of-the-victim",
+				},
 			} {
 				if printed := ask(c.command); printed == "" || strings.Contains(printed, c.never) {
 					t.Errorf("%s: %q", what, printed)

@@ -78,7 +78,8 @@ func TestChannel(t *testing.T) {
 		}
 		check(t, program.Close())
 	}
-	if code, _, body := s.do(s.request("POST", "/channel/accept", nil)); code != 400 || !strings.Contains(body, "upgrade") {
+	code, _, body := s.do(s.request("POST", "/channel/accept", nil))
+	if code != http.StatusBadRequest || !strings.Contains(body, "upgrade") {
 		t.Errorf("%d %s", code, body)
 	}
 }

@@ -445,7 +445,8 @@ func (d *drive) start(ctx context.Context, running bool) error {
 		}
 	}
 	talk.Conversation, err = d.agent.Start(ctx, &Start{
-		Session: d.log.session, Sandbox: talk.sandbox, Native: state.Native, Turns: state.Turns, Running: running, Cursor: state.Cursor,
+		Session: d.log.session, Sandbox: talk.sandbox, Native: state.Native, Turns: state.Turns, Running: running,
+		Cursor: state.Cursor,
 		Pending: slices.Clone(state.Pending),
 		Report: func(n Native) error {
 			select {

@@ -79,7 +79,8 @@ func homeError(err error) error {
 	case connect.CodeResourceExhausted.String():
 		return api.Errorf(api.CodePayloadTooLarge, "%s", proto.Shorten(err.Error()))
 	default:
-		return fmt.Errorf("%w: %w", api.Errorf(api.CodeConflict, "the sandbox of the session does not answer; try again"), err)
+		return fmt.Errorf("%w: %w",
+			api.Errorf(api.CodeConflict, "the sandbox of the session does not answer; try again"), err)
 	}
 }
 
@@ -178,7 +179,7 @@ func (h *Home) Unpack(ctx context.Context, in io.Reader, dir string, each func(p
 		if err != nil {
 			return api.Errorf(api.CodeValidation, "the tar has the entry %.200q: %v", entry.Name, err)
 		}
-		name := path.Join(dir, clean)
+		name := path.Join(dir, clean) //nolint:gosec // clean leads nowhere else
 		switch entry.Typeflag {
 		case tar.TypeDir:
 			err = h.MakeDirectory(ctx, name)

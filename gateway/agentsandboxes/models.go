@@ -166,7 +166,7 @@ func (l *channelListener) accept() (net.Conn, error) {
 	}
 	r.Header.Set("Connection", "Upgrade")
 	r.Header.Set("Upgrade", channelProtocol)
-	answer, err := l.sandbox.Transport(0).RoundTrip(r) //nolint:bodyclose // it is the connection
+	answer, err := l.sandbox.Transport(0).RoundTrip(r)
 	if err != nil {
 		return nil, err
 	}

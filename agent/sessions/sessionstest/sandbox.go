@@ -163,7 +163,7 @@ func (b *sandbox) Start(ctx context.Context, x *sessions.Program) (sessions.Proc
 		}
 		env = append(env, recordingVariable+"="+path)
 	}
-	cmd := exec.CommandContext(ctx, args[0], args[1:]...) //nolint:gosec // of a test
+	cmd := exec.CommandContext(ctx, args[0], args[1:]...)
 	for name, value := range x.Env {
 		env = append(env, name+"="+value)
 	}

@@ -59,7 +59,8 @@ func New(t *testing.T, st *store.Store, agents ...sessions.Agent) *World {
 // Lead drives sessions until stop is called or the test ends.
 func (w *World) Lead() (stop func()) {
 	runner := &sessions.Runner{
-		Logs: w.Logs, Records: w.Stored, Agent: w.Agent, Sandboxes: w.Sandboxes, KeepAlive: w.KeepAlive, Log: storetest.Log(w.T),
+		Logs: w.Logs, Records: w.Stored, Agent: w.Agent, Sandboxes: w.Sandboxes, KeepAlive: w.KeepAlive,
+		Log: storetest.Log(w.T),
 		CheckKey: func(context.Context, string) error {
 			if w.KeyRevoked.Load() {
 				return &proto.Rejection{Reason: proto.RejectedKey}

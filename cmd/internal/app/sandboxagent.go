@@ -69,7 +69,7 @@ func (h liveHome) PutBody(_ http.ResponseWriter, name string) (int64, error) {
 // UnpackBody implements [rest.Home].
 func (h liveHome) UnpackBody(w http.ResponseWriter, dir string, each func(path string)) error {
 	return h.stored.host.OpenBody(w, func(body io.Reader) error {
-		return h.Home.Unpack(h.stored.host.request.Context(), body, dir, each)
+		return h.Unpack(h.stored.host.request.Context(), body, dir, each)
 	})
 }
 
