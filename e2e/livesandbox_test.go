@@ -54,16 +54,6 @@ func (s *liveSandbox) change(method, route string) (x schema.LiveSandbox) {
 	return x
 }
 
-// save saves the home of the running sandbox as a version.
-func (s *liveSandbox) save(want int64) {
-	s.t.Helper()
-	var saved schema.SandboxSave
-	r := s.do(http.MethodPost, s.path("/save"), nil)
-	if r.into(s.t, &saved); r.status != http.StatusOK || saved.Version != want {
-		s.t.Errorf("save version %d: %s", want, r)
-	}
-}
-
 // awaits waits until the sandbox is in a state for a reason, "" for one that has not stopped.
 func (s *liveSandbox) awaits(state, reason string) {
 	s.t.Helper()
@@ -209,25 +199,7 @@ func testLiveSandboxes(t *testing.T, p *programs, in topology) {
 			t.Error("a program ran in a deleted sandbox")
 		}
 	})
-	t.Run("saves", func(t *testing.T) {
-		s := sys.in(t).newSandbox(request{"on_timeout": "pause"})
-		s.save(0)
-		s.check("sleep 1000 >/dev/null 2>&1 </dev/null & echo a >a; echo b >b", "")
-		s.save(1)
-		s.save(1)
-		s.check("rm a; echo c >c", "")
-		s.save(2)
-		s.check("rm c; pgrep -c sleep", "1\n")
-		s.change(http.MethodPost, "/pause")
-		s.change(http.MethodPost, "/resume")
-		s.check("ls; pgrep -c sleep || true", "b\n0\n")
-		s.check("rm b; echo a >a", "")
-		s.save(4)
-		s.change(http.MethodPost, "/pause")
-		s.change(http.MethodPost, "/resume")
-		s.check("ls", "a\n")
-		s.change(http.MethodDelete, "")
-	})
+	t.Run("saves", func(t *testing.T) { testLiveSaves(t, sys) })
 	t.Run("commands", func(t *testing.T) { // the answers of guests begin while a proxy still reads the requests
 		s := sys.in(t).newSandbox(request{})
 		for range answersOfGuests.n() {

@@ -136,6 +136,7 @@ func TestSavesOfRunningSandbox(t *testing.T) {
 		}{
 			{&proto.LimitError{Bytes: 3, Files: 1, MaxBytes: 2, MaxFiles: 1}, "the sandbox allows 2 bytes"},
 			{jail.ErrFrozenTooLong, "longer than 2s"},
+			{jail.ErrNotFrozen, "could not be stopped"},
 			{errors.New("secret"), "the cause is in the worker's log"},
 		} {
 			home.saving = func(context.Context) error { return c.err }

@@ -70,6 +70,8 @@ func (e *saveError) why() error {
 	case errors.Is(e.err, jail.ErrFrozenTooLong):
 		return fmt.Errorf("reading what changed since the sandbox started took longer than %s, for which its processes "+
 			"may stand still; pause it to save more", proto.MaxSandboxFreeze)
+	case errors.Is(e.err, jail.ErrNotFrozen):
+		return fmt.Errorf("its processes could not be stopped for a moment within %s; try again", proto.MaxSandboxFreeze)
 	case errors.Is(e.err, errSaveTimeout):
 		return fmt.Errorf("saving it took longer than the %s that this server allows; save less at a time", e.timeout)
 	default:

@@ -233,7 +233,7 @@ type Jail interface {
 	// WhileFrozen calls f while no process in the jail runs, during Run, in a jail with Spec.Guest. The
 	// processes run on as soon as f has returned, ctx is done, the limit has passed, or the jail is killed.
 	// The context of f is done then too. WhileFrozen returns the error of f, or ErrNotFrozen if it did not
-	// keep the processes frozen until f returned.
+	// keep the processes frozen until f returned. It must not be called concurrently.
 	WhileFrozen(ctx context.Context, limit time.Duration, f func(ctx context.Context) error) error
 	// Alive reports whether the jail can still be used. A waiting interpreter may have died.
 	Alive() bool
@@ -251,7 +251,7 @@ var ErrHostOutOfMemory = errors.New("the host ran out of memory, and its kernel 
 var (
 	// ErrNotFrozen means that the processes of a jail could not be frozen, or ran on too early.
 	ErrNotFrozen = errors.New("the processes were not frozen")
-	// ErrFrozenTooLong is an ErrNotFrozen whose cause is the limit.
+	// ErrFrozenTooLong is an ErrNotFrozen because the function did not return within the limit.
 	ErrFrozenTooLong = fmt.Errorf("%w for long enough", ErrNotFrozen)
 )
 

@@ -36,8 +36,11 @@ var errModelsOnly = api.Errorf(api.CodeForbidden,
 func (h sandboxHost) ReadBody(w http.ResponseWriter, decode func(body []byte) error) error {
 	return h.agent.ReadBody(w, decode)
 }
-func (h sandboxHost) Reserve(n int64) error                              { return h.agent.Reserve(n) }
-func (h sandboxHost) CleanPath(path string) (string, error)              { return h.agent.CleanPath(path) }
+
+func (h sandboxHost) Reserve(n int64) error { return h.agent.Reserve(n) }
+
+func (h sandboxHost) CleanPath(path string) (string, error) { return h.agent.CleanPath(path) }
+
 func (h sandboxHost) Profile(ctx context.Context) (proto.Profile, error) { return h.agent.Profile(ctx) }
 
 // Caller returns an organisation that does not exist, in which nothing is stored.

@@ -17,8 +17,13 @@ import (
 var ErrNoFreezer = errors.New("the host has no freezer for control groups: use version 2, or mount the controller " +
 	"freezer of version 1, writable for the worker")
 
-// freezePoll is the time between two looks at whether all members are frozen.
-const freezePoll = time.Millisecond
+const (
+	// freezePoll is the time between two looks at whether all members are frozen.
+	freezePoll = time.Millisecond
+	// refreeze is how many looks it takes until a group is frozen anew on version 1: the kernel may
+	// never report a group as frozen in which processes have appeared meanwhile, although they are.
+	refreeze = 20
+)
 
 // Freeze stops all members of a group that was created freezable, and returns when none runs any more. A
 // member that waits in the kernel without being interruptible delays it. The group must be thawed after
@@ -30,12 +35,14 @@ func (g *Group) Freeze(ctx context.Context) error {
 	if dir == "" {
 		return ErrNoFreezer
 	}
-	if err := write(dir, file, value); err != nil {
-		return err
-	}
 	tick := time.NewTicker(freezePoll)
 	defer tick.Stop()
-	for {
+	for looks := 0; ; looks++ {
+		if looks == 0 || g.version == 1 && looks%refreeze == 0 {
+			if err := errors.Join(g.Thaw(), write(dir, file, value)); err != nil {
+				return err
+			}
+		}
 		if frozen, err := g.frozen(dir); frozen || err != nil {
 			return err
 		}
@@ -76,6 +83,9 @@ func (g *Group) frozen(dir string) (bool, error) {
 // Thaw lets the members of a frozen group run on. It does nothing if the group has been removed.
 func (g *Group) Thaw() error {
 	dir, file, _ := g.freezer()
+	if dir == "" {
+		return nil
+	}
 	value := "THAWED"
 	if g.version == 2 {
 		value = "0"

@@ -13,8 +13,7 @@ import (
 func (s *sandbox) WhileFrozen(ctx context.Context, limit time.Duration, f func(ctx context.Context) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	clock := time.AfterFunc(limit, func() { cancel(jail.ErrFrozenTooLong) })
-	defer clock.Stop()
+	end := time.Now().Add(limit)
 	s.mu.Lock()
 	if s.killed {
 		s.mu.Unlock()
@@ -22,13 +21,18 @@ func (s *sandbox) WhileFrozen(ctx context.Context, limit time.Duration, f func(c
 	}
 	s.thaw = func() { cancel(errDying) }
 	s.mu.Unlock()
-	if err := s.group.Freeze(ctx); err != nil {
+	freezing, stop := context.WithDeadlineCause(ctx, end, errStillRunning)
+	err := s.group.Freeze(freezing)
+	stop()
+	if err != nil {
 		return errors.Join(jail.ErrNotFrozen, err, s.group.Thaw())
 	}
+	clock := time.AfterFunc(time.Until(end), func() { cancel(jail.ErrFrozenTooLong) })
+	defer clock.Stop()
 	// Not after f, which may wait for a disk that does not answer.
 	thawed := make(chan error, 1)
 	context.AfterFunc(ctx, func() { thawed <- s.group.Thaw() })
-	err := f(ctx)
+	err = f(ctx)
 	if cause := context.Cause(ctx); cause != nil {
 		err = errors.Join(jail.ErrNotFrozen, cause, err)
 	}
@@ -36,4 +40,7 @@ func (s *sandbox) WhileFrozen(ctx context.Context, limit time.Duration, f func(c
 	return errors.Join(err, <-thawed)
 }
 
-var errDying = errors.New("the jail was killed")
+var (
+	errDying        = errors.New("the jail was killed")
+	errStillRunning = errors.New("some did not stop in time")
+)

@@ -11,8 +11,12 @@ import (
 	"github.com/bullpen-run/bullpen/worker/jail"
 )
 
-// counting is a program of several processes that count in files, beside one that is stopped.
+// counting is a program of several processes that count in files, beside one that is stopped and some that
+// start others all the time.
 const counting = `
+for i in 1 2 3; do
+	(while :; do /bin/true & /bin/true; done) &
+done
 for i in 1 2 3; do
 	(n=0; while :; do n=$((n + 1)); echo $n >$i; done) &
 done
@@ -110,9 +114,13 @@ func TestThaw(t *testing.T) {
 		c.advance(t)
 		return nil
 	}
-	if err := s.WhileFrozen(t.Context(), time.Millisecond, stuck); !errors.Is(err, jail.ErrFrozenTooLong) {
+	if err := s.WhileFrozen(t.Context(), time.Second, stuck); !errors.Is(err, jail.ErrNotFrozen) {
 		t.Errorf("at the limit: %v", err)
 	}
+	if err := s.WhileFrozen(t.Context(), 0, stuck); !errors.Is(err, jail.ErrNotFrozen) {
+		t.Errorf("without time: %v", err)
+	}
+	c.advance(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	err := s.WhileFrozen(ctx, patience, func(ctx context.Context) error {
 		cancel()
