@@ -283,8 +283,8 @@ func testHostileRepository(t *testing.T, p *programs) {
 				return printed
 			}
 			for what, c := range map[string]struct{ command, never string }{
-				"the operator's key":     {"env; cat /proc/*/environ 2>/dev/null | tr '\\0' '\\n'; cat /proc/*/cmdline", agentKey},
-				"the caller's key":       {"env; cat /proc/*/environ 2>/dev/null | tr '\\0' '\\n'", sys.key},
+				"the operator's key": {"env; cat /proc/*/environ 2>/dev/null | tr '\\0' '\\n'; cat /proc/*/cmdline", agentKey},
+				"the caller's key":   {"env; cat /proc/*/environ 2>/dev/null | tr '\\0' '\\n'", sys.key},
 				"another session's file": {
 					"grep -r secret-of-the / --include=secret.txt 2>/dev/null; echo x", "secret-of-the-victim",
 				},

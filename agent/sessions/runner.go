@@ -446,7 +446,7 @@ func (d *drive) start(ctx context.Context, running bool) error {
 	}
 	talk.Conversation, err = d.agent.Start(ctx, &Start{
 		Session: d.log.session, Sandbox: talk.sandbox, Native: state.Native, Turns: state.Turns, Running: running,
-		Cursor: state.Cursor,
+		Cursor:  state.Cursor,
 		Pending: slices.Clone(state.Pending),
 		Report: func(n Native) error {
 			select {
