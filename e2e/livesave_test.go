@@ -57,9 +57,9 @@ func testLiveSaves(t *testing.T, sys *system) {
 		s.change(http.MethodPost, "/resume")
 		s.check("ls", "a\n")
 		s.change(http.MethodDelete, "")
-		if other, _ := s.newKey("other-saves", "pro"); (&liveSandbox{s.with(other), s.id}).do(http.MethodPost, s.path("/save"),
-			nil).status != http.StatusNotFound {
-			t.Error("another organisation saves the sandbox")
+		other, _ := s.newKey("other-saves", "pro")
+		if r := s.with(other).do(http.MethodPost, s.path("/save"), nil); r.status != http.StatusNotFound {
+			t.Errorf("another organisation saves the sandbox: %s", r)
 		}
 	})
 	t.Run("limits", func(t *testing.T) {

@@ -175,11 +175,11 @@ func (h *Home) Unpack(ctx context.Context, in io.Reader, dir string, each func(p
 		if err != nil {
 			return api.Errorf(api.CodeValidation, "the body is no tar: %v", err)
 		}
-		clean, err := proto.CleanFilePath("/", path.Join("/", entry.Name))
+		clean, err := proto.CleanFilePath("/", path.Join("/", entry.Name)) //nolint:gosec // the join leads nowhere else
 		if err != nil {
 			return api.Errorf(api.CodeValidation, "the tar has the entry %.200q: %v", entry.Name, err)
 		}
-		name := path.Join(dir, clean) //nolint:gosec // clean leads nowhere else
+		name := path.Join(dir, clean)
 		switch entry.Typeflag {
 		case tar.TypeDir:
 			err = h.MakeDirectory(ctx, name)
