@@ -314,7 +314,8 @@ func (b *batch) delta(n *Native, d Delta) error {
 // or an earlier answer allows it.
 func (b *batch) permission(n *Native, p Permission) error {
 	p.Status = PermissionPending
-	if b.mode == PermissionBypass || b.mode == PermissionAcceptEdits && p.isFileChange() { // clients do not see it
+	if b.mode == PermissionBypass && b.info.Sandboxed || b.mode == PermissionAcceptEdits && p.isFileChange() {
+		// Clients do not see it.
 		b.state.Sequence++
 		p.Status = PermissionAccepted
 		b.answers = append(b.answers, &Answer{Permission: &p})

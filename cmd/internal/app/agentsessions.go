@@ -60,19 +60,9 @@ func (s *system) serveAgentSessions(ctx context.Context, server *gateway.Server,
 // including those that this server cannot run.
 func (s *system) sessionAgents() []sessions.Agent {
 	return []sessions.Agent{
-		&claude.Agent{Installed: s.withModel("claude")}, &codex.Agent{Installed: s.withModel("codex")},
-		&opencode.Agent{Installed: s.withModel("opencode")}, &amp.Agent{Installed: s.installed("amp")},
+		&claude.Agent{Installed: s.installed("claude")}, &codex.Agent{Installed: s.installed("codex")},
+		&opencode.Agent{Installed: s.installed("opencode")}, &amp.Agent{Installed: s.installed("amp")},
 		&mock.Agent{Delay: s.cfg.AgentMockDelay},
-	}
-}
-
-// withModel is installed for an agent that needs this server's model.
-func (s *system) withModel(agent string) func() sessions.Installation {
-	if s.cfg.AgentUpstream != "" {
-		return s.installed(agent)
-	}
-	return func() sessions.Installation {
-		return sessions.Installation{Missing: "this server has no model; start its gateways with --agent-upstream"}
 	}
 }
 

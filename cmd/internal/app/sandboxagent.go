@@ -2,6 +2,7 @@ package app
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"net/http"
 	"path"
@@ -83,12 +84,13 @@ func newSessionHost(server *gateway.Server, boxes *agentsandboxes.Sandboxes, r *
 // HomePath returns the path of the home in the sandboxes of sessions.
 func (sessionHost) HomePath() string { return proto.SandboxHome }
 
-// CleanPath returns a path relative to the home.
-func (h sessionHost) CleanPath(name string) (string, error) {
-	if clean := path.Clean(name); clean == proto.SandboxHome || strings.HasPrefix(clean, proto.SandboxHome+"/") {
-		return proto.CleanFilePath(proto.SandboxHome, name)
+// CleanPath returns a path relative to the home. The error for an absolute path outside of the home is for clients.
+func (sessionHost) CleanPath(name string) (string, error) {
+	clean := path.Clean(name)
+	if path.IsAbs(name) && clean != proto.SandboxHome && !strings.HasPrefix(clean, proto.SandboxHome+"/") {
+		return "", fmt.Errorf("only files in the home directory %s are kept; use a path in it", proto.SandboxHome)
 	}
-	return h.Agent.CleanPath(name)
+	return proto.CleanFilePath(proto.SandboxHome, name)
 }
 
 // RemoveHome removes the thread that holds a session's files, if it exists.

@@ -11,48 +11,48 @@ import (
 )
 
 func testSessionFiles(t *testing.T, g *gatewayProcess) {
-	g.do("POST", "/v1/sessions/files", `{"agent":"mock","directory":"/home/baponi/work"}`).want(200, "")
+	g.do("POST", "/v1/sessions/files", `{"agent":"mock","directory":"/home/user/work"}`).want(200, "")
 	const in = "&session_id=files"
 	octets := []string{"Content-Type", "application/octet-stream"}
 	g.do("PUT", "/v1/fs/file?path=a%20b/hello.txt"+in, "hello", octets...).want(200,
-		`{"bytesWritten":5,"path":"/home/baponi/work/a b/hello.txt"}`)
-	r := g.do("GET", "/v1/fs/file?path=/home/baponi/work/a%20b/hello.txt&sessionId=files", "").want(200, "hello")
+		`{"bytesWritten":5,"path":"/home/user/work/a b/hello.txt"}`)
+	r := g.do("GET", "/v1/fs/file?path=/home/user/work/a%20b/hello.txt&sessionId=files", "").want(200, "hello")
 	if r.header.Get("Content-Type") != "application/octet-stream" || r.header.Get("Content-Length") != "5" {
 		t.Errorf("%v", r.header)
 	}
 	g.do("GET", "/v1/fs/entries?path=."+in, "").want(200,
-		`[{"name":"a b","path":"/home/baponi/work/a b","entryType":"directory","size":0,"modified":"`)
+		`[{"name":"a b","path":"/home/user/work/a b","entryType":"directory","size":0,"modified":"`)
 	g.do("GET", "/v1/fs/entries?path=a%20b"+in, "").want(200,
-		`[{"name":"hello.txt","path":"/home/baponi/work/a b/hello.txt","entryType":"file","size":5,"modified":"`)
+		`[{"name":"hello.txt","path":"/home/user/work/a b/hello.txt","entryType":"file","size":5,"modified":"`)
 	g.do("GET", "/v1/fs/stat?path=a%20b"+in, "").
-		want(200, `{"path":"/home/baponi/work/a b","entryType":"directory","size":0,`)
+		want(200, `{"path":"/home/user/work/a b","entryType":"directory","size":0,`)
 	g.do("GET", "/v1/fs/stat?path=a%20b/hello.txt"+in, "").want(200,
-		`{"path":"/home/baponi/work/a b/hello.txt","entryType":"file","size":5,"modified":"`)
-	g.do("GET", "/v1/fs/stat?path=/home/baponi"+in, "").
-		want(200, `{"path":"/home/baponi","entryType":"directory","size":0}`)
-	g.do("GET", "/v1/fs/entries?path=none"+in, "").want(400, "path not found: /home/baponi/work/none")
+		`{"path":"/home/user/work/a b/hello.txt","entryType":"file","size":5,"modified":"`)
+	g.do("GET", "/v1/fs/stat?path=/home/user"+in, "").
+		want(200, `{"path":"/home/user","entryType":"directory","size":0}`)
+	g.do("GET", "/v1/fs/entries?path=none"+in, "").want(400, "path not found: /home/user/work/none")
 	g.do("GET", "/v1/fs/entries?path=a%20b/hello.txt"+in, "").want(400, "path is not a directory: ")
 	g.do("GET", "/v1/fs/file?path=a%20b"+in, "").want(400, "path is not a file: ")
-	g.do("POST", "/v1/fs/mkdir?path=deep/er"+in, "").want(200, `{"path":"/home/baponi/work/deep/er"}`)
+	g.do("POST", "/v1/fs/mkdir?path=deep/er"+in, "").want(200, `{"path":"/home/user/work/deep/er"}`)
 	g.do("POST", "/v1/fs/mkdir?path=deep/er"+in, "").want(200, "")
 	g.do("GET", "/v1/fs/entries?path=deep/er"+in, "").want(200, "[]")
 	g.do("PUT", "/v1/fs/file?path=second"+in, "2", octets...).want(200, "")
 	move := func(body string) *reply { return g.do("POST", "/v1/fs/move?session_id=files", body) }
-	move(`{"from":"second","to":"a b/hello.txt"}`).want(400, "destination already exists: /home/baponi/work/a b/hello.txt")
+	move(`{"from":"second","to":"a b/hello.txt"}`).want(400, "destination already exists: /home/user/work/a b/hello.txt")
 	move(`{"from":"second","to":"a b/hello.txt","overwrite":true}`).want(200,
-		`{"from":"/home/baponi/work/second","to":"/home/baponi/work/a b/hello.txt"}`)
+		`{"from":"/home/user/work/second","to":"/home/user/work/a b/hello.txt"}`)
 	g.do("GET", "/v1/fs/file?path=a%20b/hello.txt"+in, "").want(200, "2")
-	move(`{"from":"none","to":"x"}`).want(400, "path not found: /home/baponi/work/none")
+	move(`{"from":"none","to":"x"}`).want(400, "path not found: /home/user/work/none")
 	move(`{"from":"a b","to":"/tmp/x"}`).want(400, "invalid path")
 	move(`{"from":"a b","to":"new/place"}`).want(200, "")
 	move(`{"from":"new/place/hello.txt","to":"new","overwrite":true}`).want(400, "destination contains the source")
 	g.do("GET", "/v1/fs/file?path=new/place/hello.txt"+in, "").want(200, "2")
 	g.do("DELETE", "/v1/fs/entry?path=new"+in, "").want(409, `"urn:sandbox-agent:error:conflict"`)
-	g.do("DELETE", "/v1/fs/entry?path=new&recursive=true"+in, "").want(200, `{"path":"/home/baponi/work/new"}`)
+	g.do("DELETE", "/v1/fs/entry?path=new&recursive=true"+in, "").want(200, `{"path":"/home/user/work/new"}`)
 	g.do("DELETE", "/v1/fs/entry?path=new&recursive=true"+in, "").want(400, "path not found")
 	g.do("GET", "/v1/fs/stat?path=new"+in, "").want(400, "path not found")
-	g.do("DELETE", "/v1/fs/entry?path=/home/baponi&recursive=true"+in, "").want(400, "is the home itself")
-	for _, path := range []string{"/etc/passwd", "/home/baponi/../x", "/home/baponi2/x", "../x", "a/../../x", "%00", "/"} {
+	g.do("DELETE", "/v1/fs/entry?path=/home/user&recursive=true"+in, "").want(400, "is the home itself")
+	for _, path := range []string{"/etc/passwd", "/home/user/../x", "/home/user2/x", "../x", "a/../../x", "%00", "/"} {
 		for _, route := range []string{
 			"GET /v1/fs/file", "PUT /v1/fs/file", "GET /v1/fs/stat", "DELETE /v1/fs/entry", "POST /v1/fs/mkdir",
 		} {
@@ -80,11 +80,11 @@ func testSessionFiles(t *testing.T, g *gatewayProcess) {
 	}
 	g.do("GET", "/v1/fs/file?path=piped"+in, "").want(200, "piped")
 	// Without a session, each key has files of its own.
-	g.do("PUT", "/v1/fs/file?path=mine", "mine", octets...).want(200, `{"bytesWritten":4,"path":"/home/baponi/mine"}`)
+	g.do("PUT", "/v1/fs/file?path=mine", "mine", octets...).want(200, `{"bytesWritten":4,"path":"/home/user/mine"}`)
 	g.do("GET", "/v1/fs/entries", "").want(200, `"name":"mine"`)
 	other := g.newKey("acme", "files")
 	g.do("GET", "/v1/fs/entries", "", "Authorization", "Bearer "+other).want(200, "[]")
-	g.do("GET", "/v1/fs/entries?path=/home/baponi"+in, "").want(200, `"name":"work"`)
+	g.do("GET", "/v1/fs/entries?path=/home/user"+in, "").want(200, `"name":"work"`)
 }
 
 // archive returns a tar.
@@ -118,7 +118,7 @@ func testSessionTars(t *testing.T, g *gatewayProcess) {
 	upload("in", archive(t, &tar.Header{Name: "a.txt", Size: 5}, &tar.Header{Name: "nested/b.txt", Size: 3},
 		&tar.Header{Name: "./", Typeflag: tar.TypeDir},
 		&tar.Header{Name: "l", Typeflag: tar.TypeSymlink, Linkname: "a.txt"})).want(200,
-		`{"paths":["/home/baponi/work/in/a.txt","/home/baponi/work/in/nested/b.txt","/home/baponi/work/in/l"],`+
+		`{"paths":["/home/user/work/in/a.txt","/home/user/work/in/nested/b.txt","/home/user/work/in/l"],`+
 			`"truncated":false}`)
 	g.do("GET", "/v1/fs/file?session_id=tars&path=in/nested/b.txt", "").want(200, "xxx")
 	g.do("GET", "/v1/fs/file?session_id=tars&path=in/l", "").want(400, "path is not a file") // links are not followed

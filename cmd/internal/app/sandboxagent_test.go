@@ -317,12 +317,12 @@ func testSessionErrors(t *testing.T, g *gatewayProcess) {
 		{"POST", "/v1/sessions/" + long, `{"agent":"mock"}`, nil, 400, invalid("the session's id must have 1 to 200 bytes")},
 		{
 			"POST", "/v1/sessions/new", `{"agent":"mock","directory":"/etc"}`, nil, 400,
-			invalid("directory: only files in the home directory /home/baponi are kept; use a path in it"),
+			invalid("directory: only files in the home directory /home/user are kept; use a path in it"),
 		},
 		{
 			"POST", "/v1/sessions/new",
 			`{"agent":"mock","skills":{"sources":[{"type":"local","source":"/nonexistent/path/to/skills"}]}}`, nil, 400,
-			invalid("skills: only files in the home directory /home/baponi are kept; use a path in it"),
+			invalid("skills: only files in the home directory /home/user are kept; use a path in it"),
 		},
 		{
 			"POST", "/v1/sessions/there/permissions/missing-permission/reply", `{"reply":"once"}`, nil, 400,
@@ -351,7 +351,7 @@ func testSessionErrors(t *testing.T, g *gatewayProcess) {
 			invalid("content-type must be application/x-tar"),
 		},
 		{"GET", "/v1/fs/file?path=../x", "", nil, 400, invalid("invalid relative path: ../x")},
-		{"GET", "/v1/fs/file?path=none", "", nil, 400, invalid("path not found: /home/baponi/none")},
+		{"GET", "/v1/fs/file?path=none", "", nil, 400, invalid("path not found: /home/user/none")},
 
 		{
 			"POST", "/v1/sessions/new", `{"agent":"mock"}`,
