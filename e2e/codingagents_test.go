@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"bufio"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -112,27 +113,34 @@ func (s *agentSession) run(command string) { s.t.Helper(); s.send("run: " + comm
 // agentPatience is how long an event may take. The loss of a worker is noticed after a minute.
 const agentPatience = 4 * time.Minute
 
-// until returns the events up to the next one for which last is true. It fails after the end of the session.
+// until returns the events up to the next one for which last is true, as they come.
 func (s *agentSession) until(last func(*codingEvent) bool) (events []codingEvent) {
 	s.t.Helper()
-	for end := time.Now().Add(agentPatience); ; time.Sleep(50 * time.Millisecond) {
-		r, err := s.try(s.t.Context(), http.MethodGet, fmt.Sprintf("%s%s/events?offset=%d", sandboxAgent, s.id, s.seen), nil)
-		if err == nil && r.status == http.StatusOK {
-			var list struct{ Events []codingEvent }
-			r.into(s.t, &list)
-			for i := range list.Events {
-				e := &list.Events[i]
-				s.seen = e.Sequence
-				events = append(events, *e)
-				if last(e) {
-					return events
-				}
-			}
+	ctx, cancel := context.WithTimeout(s.t.Context(), agentPatience)
+	defer cancel()
+	stream, err := s.open(ctx, http.MethodGet, fmt.Sprintf("%s%s/events/sse?offset=%d", sandboxAgent, s.id, s.seen), nil)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	defer stream.Body.Close() //nolint:errcheck // only read
+	lines := bufio.NewScanner(stream.Body)
+	lines.Buffer(nil, 16<<20)
+	for lines.Scan() {
+		data, ok := strings.CutPrefix(lines.Text(), "data: ")
+		if !ok {
+			continue
 		}
-		if time.Now().After(end) {
-			s.t.Fatalf("session %s: the event does not come: %v", s.id, describeEvents(events))
+		var e codingEvent
+		if err := json.Unmarshal([]byte(data), &e); err != nil {
+			s.t.Fatalf("%v: %s", err, data)
+		}
+		s.seen = e.Sequence
+		if events = append(events, e); last(&e) {
+			return events
 		}
 	}
+	s.t.Fatalf("session %s: the event does not come: %v: %s", s.id, lines.Err(), describeEvents(events))
+	return nil
 }
 
 func describeEvents(events []codingEvent) string {
@@ -340,13 +348,19 @@ func testManyAgents(t *testing.T, p *programs) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	go func() {
-		for ctx.Err() == nil {
+		tick := time.NewTicker(time.Second)
+		defer tick.Stop()
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-tick.C:
+			}
 			mu.Lock()
 			for agent, resident := range residentAgents(ctx) {
 				memory[agent] = append(memory[agent], resident...)
 			}
 			mu.Unlock()
-			time.Sleep(time.Second)
 		}
 	}()
 	for n := range sessions {

@@ -68,16 +68,6 @@ func nth(n int, kind sessions.EventType) func(*sessions.Event) bool {
 	}
 }
 
-// data returns the data of an event.
-func data[T any](t *testing.T, e *sessions.Event) T {
-	t.Helper()
-	d, err := sessions.DataOf[T](e)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return d
-}
-
 // lines describes events.
 func lines(events []sessions.Event) (list []string) {
 	for i := range events {

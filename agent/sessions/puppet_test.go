@@ -344,7 +344,7 @@ func TestAgentThatDoesNotStart(t *testing.T) {
 	p.broken = &sessions.Error{Kind: sessions.AgentNotInstalled, Message: "public cause"}
 	w.MustSend("s", "go")
 	events = w.Until("s", int64(len(events)), nth(1, sessions.ErrorEvent))
-	failure := data[sessions.Failure](t, &events[len(events)-1])
+	failure := sessionstest.Data[sessions.Failure](t, &events[len(events)-1])
 	if failure.Message != "the agent could not be reached: public cause" {
 		t.Errorf("the next turn: %s", failure.Message)
 	}

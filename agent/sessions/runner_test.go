@@ -33,7 +33,7 @@ func turns(t *testing.T, events []sessions.Event) (texts []string) {
 		}
 		switch e.Type {
 		case sessions.TurnStarted, sessions.TurnEnded:
-			turn, starts := data[sessions.Turn](t, e), e.Type == sessions.TurnStarted
+			turn, starts := sessionstest.Data[sessions.Turn](t, e), e.Type == sessions.TurnStarted
 			if starts == running {
 				t.Fatalf("event %d: %s out of order", i+1, e.Type)
 			}
@@ -130,7 +130,7 @@ func TestAlways(t *testing.T) {
 		if e.Type != sessions.PermissionResolved {
 			continue
 		}
-		if resolved := data[sessions.Permission](t, &e); !e.Synthetic || resolved.ID != "mock_2_permission" {
+		if resolved := sessionstest.Data[sessions.Permission](t, &e); !e.Synthetic || resolved.ID != "mock_2_permission" {
 			t.Errorf("resolved: %s", e.Data)
 		}
 	}
@@ -185,7 +185,7 @@ func TestInterrupt(t *testing.T) {
 	var ends []string
 	for i := range events {
 		if events[i].Type == sessions.TurnEnded {
-			ends = append(ends, string(data[sessions.Turn](t, &events[i]).Metadata))
+			ends = append(ends, string(sessionstest.Data[sessions.Turn](t, &events[i]).Metadata))
 		}
 	}
 	if !slices.Equal(ends, []string{`{"interrupted":true}`, ""}) {
@@ -352,7 +352,8 @@ func TestCreateAtTheSameTime(t *testing.T) {
 			t.Fatal(err)
 		}
 		started := worlds[0].Until(id, 0, nth(1, sessions.SessionStarted))
-		if log := data[sessions.Started](t, &started[0]).Metadata.PermissionMode; log != mode || x.PermissionMode != mode {
+		log := sessionstest.Data[sessions.Started](t, &started[0]).Metadata.PermissionMode
+		if log != mode || x.PermissionMode != mode {
 			t.Fatalf("mode %s was accepted; the record has %s, and the log %s", mode, x.PermissionMode, log)
 		}
 	}

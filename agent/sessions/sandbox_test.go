@@ -99,7 +99,7 @@ func TestChangedFiles(t *testing.T) {
 	x.changes = []sessions.FileChange{{Path: "/home/user/a", Action: "write", Diff: "+a"}, {Path: "/b", Action: "patch"}}
 	h.report(t, completed("a", sessions.Text("done")), ends())
 	events := w.Until("s", 0, sessionstest.Is(sessions.TurnEnded))
-	item := data[sessions.ItemData](t, &events[len(events)-2]).Item
+	item := sessionstest.Data[sessions.ItemData](t, &events[len(events)-2]).Item
 	if c := item.Content; len(c) != 2 || c[0].Path != "/home/user/a" || *c[0].Diff != "+a" || c[1].Diff != nil {
 		t.Errorf("%+v", item)
 	}

@@ -263,8 +263,11 @@ func (a *Agent) deleteFile(ctx context.Context, thread, name string) error {
 
 // CleanPath returns a path relative to the home. Unlike elsewhere, an absolute path outside of the
 // home is an error: a program would not find the file there.
-func (a *Agent) CleanPath(name string) (string, error) {
-	home, clean := a.m.Opener.Home, path.Clean(name)
+func (a *Agent) CleanPath(name string) (string, error) { return CleanPath(a.m.Opener.Home, name) }
+
+// CleanPath is [Agent.CleanPath] for a home at another path.
+func CleanPath(home, name string) (string, error) {
+	clean := path.Clean(name)
 	if path.IsAbs(name) && clean != home && !strings.HasPrefix(clean, home+"/") {
 		return "", fmt.Errorf("only files in the home directory %s are kept; use a path in it", home)
 	}

@@ -121,16 +121,30 @@ func passes(err error) bool {
 	return busy || ok && refused.Reason == proto.RejectedNoWorker
 }
 
+// active returns the sandboxes of an agent session that have not stopped. The home of the session is a thread.
+func (s *Sandboxes) active(org, thread string) []proto.LiveSandbox {
+	list, _ := s.Live.Store.Page(org, "", proto.MaxLiveSandboxes, func(x *proto.LiveSandbox) bool {
+		return x.AgentSession != "" && x.ThreadID == thread && x.State.Active()
+	})
+	return list
+}
+
+// stop stops the sandboxes of an agent session on behalf of a caller.
+func (s *Sandboxes) stop(ctx context.Context, thread string, c proto.Caller) error {
+	list := s.active(c.Key.Org, thread)
+	for i := range list {
+		if _, err := s.Live.Stop(ctx, list[i].ID, proto.SandboxKill, c); err != nil {
+			return fmt.Errorf("stop a sandbox of the session: %w", err)
+		}
+	}
+	return nil
+}
+
 // start stops the session's sandboxes that still run, and starts one.
 func (b *Sandbox) start(ctx context.Context) error {
 	s, x := b.sandboxes, b.session
-	stale, _ := s.Live.Store.Page(x.Org, "", proto.MaxLiveSandboxes, func(l *proto.LiveSandbox) bool {
-		return l.AgentSession == x.LogID() && l.State.Active()
-	})
-	for i := range stale {
-		if _, err := s.Live.Stop(ctx, stale[i].ID, proto.SandboxKill, b.caller); err != nil {
-			return err
-		}
+	if err := s.stop(ctx, x.ThreadID(), b.caller); err != nil {
+		return err
 	}
 	live := &proto.LiveSandbox{
 		ID: proto.NewSandboxID(), Org: x.Org, Key: x.Key, Name: x.Agent, ThreadID: x.ThreadID(), AgentSession: x.LogID(),

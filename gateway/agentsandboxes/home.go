@@ -8,6 +8,7 @@ import (
 	"io"
 	"net/http"
 	"path"
+	"slices"
 
 	"connectrpc.com/connect"
 
@@ -30,13 +31,12 @@ type Home struct {
 
 // Home returns the files of the running sandbox whose home a thread is; nil if there is none.
 func (s *Sandboxes) Home(org, thread string) (*Home, error) {
-	running, _ := s.Live.Store.Page(org, "", 1, func(x *proto.LiveSandbox) bool {
-		return x.ThreadID == thread && x.AgentSession != "" && x.State == proto.SandboxRunning
-	})
-	if len(running) == 0 {
+	list := s.active(org, thread)
+	running := slices.IndexFunc(list, func(x proto.LiveSandbox) bool { return x.State == proto.SandboxRunning })
+	if running < 0 {
 		return nil, nil
 	}
-	guest, err := s.guest(&running[0])
+	guest, err := s.guest(&list[running])
 	if err != nil {
 		return nil, err
 	}
@@ -46,16 +46,7 @@ func (s *Sandboxes) Home(org, thread string) (*Home, error) {
 
 // Stop stops the sandbox whose home a thread is, if one runs, on behalf of an API key.
 func (s *Sandboxes) Stop(ctx context.Context, org, key, thread string) error {
-	running, _ := s.Live.Store.Page(org, "", proto.MaxLiveSandboxes, func(x *proto.LiveSandbox) bool {
-		return x.ThreadID == thread && x.AgentSession != "" && x.State.Active()
-	})
-	for i := range running {
-		caller := proto.Caller{Key: &proto.Key{Org: org, ID: key}}
-		if _, err := s.Live.Stop(ctx, running[i].ID, proto.SandboxKill, caller); err != nil {
-			return fmt.Errorf("stop the sandbox of the session: %w", err)
-		}
-	}
-	return nil
+	return s.stop(ctx, thread, proto.Caller{Key: &proto.Key{Org: org, ID: key}})
 }
 
 func at(name string) string { return path.Join(proto.SandboxHome, name) }

@@ -56,8 +56,11 @@ func (b *Sandbox) openModels(ctx context.Context) (*models, error) {
 	var channel struct {
 		Port int `json:"port"`
 	}
-	if err := json.NewDecoder(io.LimitReader(answer.Body, 1<<10)).Decode(&channel); err != nil || channel.Port == 0 {
+	if err := json.NewDecoder(io.LimitReader(answer.Body, 1<<10)).Decode(&channel); err != nil {
 		return nil, fmt.Errorf("open the channel of the sandbox: status %d: %w", answer.StatusCode, err)
+	}
+	if channel.Port == 0 {
+		return nil, fmt.Errorf("open the channel of the sandbox: status %d, without a port", answer.StatusCode)
 	}
 	m := &models{"http://127.0.0.1:" + strconv.Itoa(channel.Port), newToken()}
 	listener := &channelListener{sandbox: b}
@@ -74,14 +77,14 @@ func (b *Sandbox) openModels(ctx context.Context) (*models, error) {
 	return m, nil
 }
 
-// modelRoutes are the routes that programs in sandboxes may use.
-var modelRoutes = map[string][]string{ // read only
-	"/anthropic/v1/messages":              {http.MethodPost},
-	"/anthropic/v1/messages/count_tokens": {http.MethodPost},
-	"/anthropic/v1/models":                {http.MethodGet},
-	"/openai/v1/responses":                {http.MethodPost},
-	"/openai/v1/chat/completions":         {http.MethodPost},
-	"/openai/v1/models":                   {http.MethodGet},
+// modelRoutes are the routes that programs in sandboxes may use, with their methods by path.
+var modelRoutes = map[string]string{ // read only
+	"/anthropic/v1/messages":              http.MethodPost,
+	"/anthropic/v1/messages/count_tokens": http.MethodPost,
+	"/anthropic/v1/models":                http.MethodGet,
+	"/openai/v1/responses":                http.MethodPost,
+	"/openai/v1/chat/completions":         http.MethodPost,
+	"/openai/v1/models":                   http.MethodGet,
 }
 
 // untrusted are headers that only a proxy in front of this server may set.
@@ -101,11 +104,7 @@ func (b *Sandbox) modelHandler(token string) http.Handler {
 			http.Error(w, "the API key is not that of this sandbox", http.StatusUnauthorized)
 			return
 		}
-		allowed := false
-		for _, method := range modelRoutes[strings.TrimSuffix(r.URL.Path, "/")] {
-			allowed = allowed || method == r.Method
-		}
-		if !allowed {
+		if modelRoutes[strings.TrimSuffix(r.URL.Path, "/")] != r.Method {
 			http.Error(w, "programs in this sandbox can only use the model APIs", http.StatusNotFound)
 			return
 		}

@@ -53,13 +53,8 @@ func (s *Sandboxes) Handler() http.Handler {
 			defer abort(nil)
 			r = r.WithContext(ctx)
 		}
-		done, err := x.beginRequest(r, abort)
-		switch {
-		case errors.Is(err, errStopped):
-			w.WriteHeader(proto.StatusNoSandbox)
-			return
-		case err != nil:
-			refuseMore(w)
+		done, ok := x.admit(w, r, abort)
+		if !ok {
 			return
 		}
 		defer done()
@@ -71,6 +66,18 @@ func (s *Sandboxes) Handler() http.Handler {
 		}
 		x.proxy.ServeHTTP(w, r)
 	})
+}
+
+// admit is beginRequest, and answers a request that is refused.
+func (x *Sandbox) admit(w http.ResponseWriter, r *http.Request, abort context.CancelCauseFunc) (done func(), ok bool) {
+	done, err := x.beginRequest(r, abort)
+	switch {
+	case errors.Is(err, errStopped):
+		w.WriteHeader(proto.StatusNoSandbox)
+	case err != nil:
+		refuseMore(w)
+	}
+	return done, err == nil
 }
 
 // refuse answers a request that no gateway has sent, or that comes too late.
@@ -117,13 +124,8 @@ func (x *Sandbox) serveExpiry(w http.ResponseWriter, r *http.Request) {
 func (x *Sandbox) serveSave(w http.ResponseWriter, r *http.Request) {
 	ctx, abort := context.WithCancelCause(r.Context())
 	defer abort(nil)
-	done, err := x.beginRequest(r, abort)
-	switch {
-	case errors.Is(err, errStopped):
-		w.WriteHeader(proto.StatusNoSandbox)
-		return
-	case err != nil:
-		refuseMore(w)
+	done, ok := x.admit(w, r, abort)
+	if !ok {
 		return
 	}
 	defer done()

@@ -112,7 +112,7 @@ func describe(t *testing.T, e *sessions.Event) string {
 	fmt.Fprint(&b, e.Type)
 	switch e.Type {
 	case sessions.ItemStarted, sessions.ItemCompleted:
-		d := data[sessions.ItemData](t, e)
+		d := sessionstest.Data[sessions.ItemData](t, e)
 		fmt.Fprintf(&b, " %s %s %s", d.Item.ID, *d.Item.Role, d.Item.Kind)
 		if d.Item.ParentID != nil {
 			fmt.Fprintf(&b, " of %s", *d.Item.ParentID)
@@ -127,39 +127,30 @@ func describe(t *testing.T, e *sessions.Event) string {
 			}
 		}
 	case sessions.ItemDelta:
-		d := data[sessions.Delta](t, e)
+		d := sessionstest.Data[sessions.Delta](t, e)
 		fmt.Fprintf(&b, " %s %q", d.ItemID, d.Delta)
 	case sessions.PermissionRequested, sessions.PermissionResolved:
-		d := data[sessions.Permission](t, e)
+		d := sessionstest.Data[sessions.Permission](t, e)
 		fmt.Fprintf(&b, " %s %s", d.Action, d.Status)
 	case sessions.QuestionRequested, sessions.QuestionResolved:
-		d := data[sessions.Question](t, e)
+		d := sessionstest.Data[sessions.Question](t, e)
 		fmt.Fprintf(&b, " %s %v %s", d.Prompt, d.Options, d.Status)
 	case sessions.ErrorEvent:
-		d := data[sessions.Failure](t, e)
+		d := sessionstest.Data[sessions.Failure](t, e)
 		fmt.Fprintf(&b, " %s: %s", *d.Code, d.Message)
 		if string(d.Details) != "null" {
 			fmt.Fprintf(&b, " %s", d.Details)
 		}
 	case sessions.TurnEnded:
-		fmt.Fprintf(&b, " %s", data[sessions.Turn](t, e).Metadata)
+		fmt.Fprintf(&b, " %s", sessionstest.Data[sessions.Turn](t, e).Metadata)
 	case sessions.SessionEnded:
-		d := data[sessions.Ended](t, e)
+		d := sessionstest.Data[sessions.Ended](t, e)
 		fmt.Fprintf(&b, " %s %d", d.Reason, *d.ExitCode)
 		if d.Stderr != nil {
 			fmt.Fprintf(&b, " %q", d.Stderr.Head)
 		}
 	}
 	return strings.TrimSpace(b.String())
-}
-
-func data[T any](t *testing.T, e *sessions.Event) T {
-	t.Helper()
-	d, err := sessions.DataOf[T](e)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return d
 }
 
 func check(t *testing.T, what, got, want string) {

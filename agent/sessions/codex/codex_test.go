@@ -58,15 +58,6 @@ func recording(t *testing.T, text string) (path string) {
 	return path
 }
 
-func data[T any](t *testing.T, e *sessions.Event) T {
-	t.Helper()
-	d, err := sessions.DataOf[T](e)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return d
-}
-
 // show describes events in lines.
 func show(t *testing.T, events []sessions.Event) string {
 	t.Helper()
@@ -76,7 +67,7 @@ func show(t *testing.T, events []sessions.Event) string {
 		fmt.Fprint(&b, e.Type)
 		switch e.Type {
 		case sessions.ItemStarted, sessions.ItemCompleted:
-			d := data[sessions.ItemData](t, e).Item
+			d := sessionstest.Data[sessions.ItemData](t, e).Item
 			fmt.Fprintf(&b, " %s %s %s", d.ID, *d.Role, d.Kind)
 			if d.Status == sessions.Failed {
 				b.WriteString(" failed")
@@ -91,26 +82,26 @@ func show(t *testing.T, events []sessions.Event) string {
 				}
 			}
 		case sessions.ItemDelta:
-			d := data[sessions.Delta](t, e)
+			d := sessionstest.Data[sessions.Delta](t, e)
 			fmt.Fprintf(&b, " %s %q", d.ItemID, d.Delta)
 		case sessions.PermissionRequested, sessions.PermissionResolved:
-			d := data[sessions.Permission](t, e)
+			d := sessionstest.Data[sessions.Permission](t, e)
 			fmt.Fprintf(&b, " %s %s", d.Action, d.Status)
 		case sessions.QuestionRequested, sessions.QuestionResolved:
-			d := data[sessions.Question](t, e)
+			d := sessionstest.Data[sessions.Question](t, e)
 			fmt.Fprintf(&b, " %s %v %s", d.Prompt, d.Options, d.Status)
 		case sessions.ErrorEvent:
-			d := data[sessions.Failure](t, e)
+			d := sessionstest.Data[sessions.Failure](t, e)
 			fmt.Fprintf(&b, " %s: %s %s", *d.Code, d.Message, d.Details)
 		case sessions.TurnEnded:
-			if d := data[sessions.Turn](t, e); d.Metadata != nil {
+			if d := sessionstest.Data[sessions.Turn](t, e); d.Metadata != nil {
 				fmt.Fprintf(&b, " %s", d.Metadata)
 			}
 		case sessions.SessionEnded:
-			d := data[sessions.Ended](t, e)
+			d := sessionstest.Data[sessions.Ended](t, e)
 			fmt.Fprintf(&b, " %s %d %q", d.Reason, *d.ExitCode, d.Stderr.Head)
 		case sessions.Unparsed:
-			fmt.Fprintf(&b, " %s", data[sessions.UnparsedOutput](t, e).Location)
+			fmt.Fprintf(&b, " %s", sessionstest.Data[sessions.UnparsedOutput](t, e).Location)
 		}
 		b.WriteString("\n")
 	}
@@ -139,7 +130,7 @@ func nth(n int, kind sessions.EventType) func(*sessions.Event) bool {
 func answer(w *sessionstest.World, n int, status sessions.PermissionStatus) (id string) {
 	w.T.Helper()
 	events := w.Until("s", 1, nth(n, sessions.PermissionRequested))
-	id = data[sessions.Permission](w.T, &events[len(events)-1]).ID
+	id = sessionstest.Data[sessions.Permission](w.T, &events[len(events)-1]).ID
 	if err := w.AnswerPermission(w.T.Context(), sessionstest.Org, "s", id, status); err != nil {
 		w.T.Fatal(err)
 	}
@@ -152,7 +143,7 @@ func reply(w *sessionstest.World, n, index int, answers [][]string) {
 	var ids []string
 	for _, e := range w.Until("s", 1, nth(n, sessions.QuestionRequested)) {
 		if e.Type == sessions.QuestionRequested {
-			ids = append(ids, data[sessions.Question](w.T, &e).ID)
+			ids = append(ids, sessionstest.Data[sessions.Question](w.T, &e).ID)
 		}
 	}
 	if err := w.AnswerQuestion(w.T.Context(), sessionstest.Org, "s", ids[index], answers); err != nil {
@@ -235,7 +226,7 @@ turn.ended
 `)
 	want := `{"codexRequestKind":"commandExecution","command":"echo hi \u003e out.txt","cwd":"/home/user","itemId":"c1",` +
 		`"reason":null,"threadId":"thread_1","turnId":"turn_1"}`
-	if p := data[sessions.Permission](t, &events[10]); p.ID != "turn_1-1" || string(p.Metadata) != want {
+	if p := sessionstest.Data[sessions.Permission](t, &events[10]); p.ID != "turn_1-1" || string(p.Metadata) != want {
 		t.Errorf("%s %s", p.ID, p.Metadata)
 	}
 }
@@ -251,7 +242,8 @@ func TestFileChanges(t *testing.T) {
 	var results []sessions.Event
 	events := turns(w, 1)
 	for _, e := range events {
-		if e.Type == sessions.ItemCompleted && data[sessions.ItemData](t, &e).Item.Kind == sessions.KindToolResult {
+		if e.Type == sessions.ItemCompleted &&
+			sessionstest.Data[sessions.ItemData](t, &e).Item.Kind == sessions.KindToolResult {
 			results = append(results, e)
 		}
 	}
@@ -269,7 +261,8 @@ item.completed itm_9 tool tool_result tool_result: file_ref:/home/user/c.txt pat
 		Diff  string   `json:"diff"`
 	}
 	asked := w.Until("s", 1, nth(2, sessions.PermissionRequested))
-	if err := json.Unmarshal(data[sessions.Permission](t, &asked[len(asked)-1]).Metadata, &fields); err != nil {
+	permission := sessionstest.Data[sessions.Permission](t, &asked[len(asked)-1])
+	if err := json.Unmarshal(permission.Metadata, &fields); err != nil {
 		t.Fatal(err)
 	}
 	if fields.Kind != "fileChange" || fields.Item != "c2" || fields.Path != "/home/user/a.txt" || len(fields.Paths) != 2 ||

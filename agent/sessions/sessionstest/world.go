@@ -144,6 +144,16 @@ func Is(kind sessions.EventType) func(*sessions.Event) bool {
 	return func(e *sessions.Event) bool { return e.Type == kind }
 }
 
+// Data returns the data of an event.
+func Data[T any](t *testing.T, e *sessions.Event) T {
+	t.Helper()
+	d, err := sessions.DataOf[T](e)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
 // Types returns the types of events.
 func Types(events []sessions.Event) (text string) {
 	for _, e := range events {

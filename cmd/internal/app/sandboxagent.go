@@ -2,11 +2,8 @@ package app
 
 import (
 	"context"
-	"fmt"
 	"io"
 	"net/http"
-	"path"
-	"strings"
 
 	"github.com/bullpen-run/bullpen/agent/sessions"
 	"github.com/bullpen-run/bullpen/agent/sessions/acp"
@@ -84,13 +81,9 @@ func newSessionHost(server *gateway.Server, boxes *agentsandboxes.Sandboxes, r *
 // HomePath returns the path of the home in the sandboxes of sessions.
 func (sessionHost) HomePath() string { return proto.SandboxHome }
 
-// CleanPath returns a path relative to the home. The error for an absolute path outside of the home is for clients.
+// CleanPath returns a path relative to that home. The error for an absolute path outside of it is for clients.
 func (sessionHost) CleanPath(name string) (string, error) {
-	clean := path.Clean(name)
-	if path.IsAbs(name) && clean != proto.SandboxHome && !strings.HasPrefix(clean, proto.SandboxHome+"/") {
-		return "", fmt.Errorf("only files in the home directory %s are kept; use a path in it", proto.SandboxHome)
-	}
-	return proto.CleanFilePath(proto.SandboxHome, name)
+	return agents.CleanPath(proto.SandboxHome, name)
 }
 
 // RemoveHome removes the thread that holds a session's files, if it exists.
