@@ -30,7 +30,7 @@ import (
 var program string
 
 // limit is how long a test may wait for anything.
-const limit = 30 * time.Second
+const limit = 2 * time.Minute
 
 func TestMain(m *testing.M) {
 	code, err := buildAndTest(m)

@@ -6,6 +6,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"maps"
 	"log/slog"
 	"slices"
 	"time"
@@ -265,7 +266,6 @@ func (d *drive) append(ctx context.Context, turn int64, fill func(*batch) error)
 	saved := d.clone()
 	_, err := d.log.append(ctx, d.queueEntry, func(state *State) (*Entry, error) {
 		d.normaliser = saved.clone()
-		before := *state
 		b = &batch{normaliser: &d.normaliser, state: state}
 		state.Unnotified, state.Runner = state.unnotified(d.notified), d.id
 		if state.Ended == EndTerminated {
@@ -274,7 +274,9 @@ func (d *drive) append(ctx context.Context, turn int64, fill func(*batch) error)
 		if err := fill(b); err != nil {
 			return nil, err
 		}
-		if len(b.events) == 0 && before.Cursor == state.Cursor && before.Native == state.Native {
+		before := &d.log.state
+		if len(b.events) == 0 && before.Cursor == state.Cursor && before.Native == state.Native &&
+			maps.Equal(before.Open, state.Open) {
 			return nil, nil
 		}
 		return &Entry{Events: b.events, Turn: turn, Runner: d.id}, nil
