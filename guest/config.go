@@ -24,6 +24,13 @@ type config struct {
 	// all of the machine.
 	CPU    float64 `json:"cpu"`
 	Memory uint64  `json:"memory"`
+	// Interpreters are absolute paths by the names of runtimes, and Runners is the directory of the runners of cells.
+	Interpreters map[string]string `json:"interpreters"`
+	Runners      string            `json:"runners"`
+	// Preload are the Python modules that contexts have imported when they begin.
+	Preload []string `json:"preload"`
+	// Start is the number of the sandbox's start, from 1.
+	Start int `json:"start"`
 }
 
 // readConfig reads and checks a config.

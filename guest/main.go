@@ -29,6 +29,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/bullpen-run/bullpen/guest/account"
+	"github.com/bullpen-run/bullpen/guest/contexts"
 	"github.com/bullpen-run/bullpen/guest/files"
 	"github.com/bullpen-run/bullpen/guest/process"
 )
@@ -92,7 +93,14 @@ func run() error {
 		Log: process.NewLog(os.Stdout, c.LogBytes),
 	}
 	table.Open()
-	server := newServer(table, files.NewTree(users, changes), c)
+	user, err := users.Lookup("")
+	if err != nil {
+		return err
+	}
+	cells := &contexts.Contexts{
+		Table: table, User: user, Interpreters: c.Interpreters, Runners: c.Runners, Preload: c.Preload, Start: c.Start,
+	}
+	server := newServer(table, files.NewTree(users, changes), cells, c)
 	abandoned := make(chan struct{})
 	if c.HeartbeatTimeout > 0 {
 		h, err := openHeartbeat(heart)
@@ -239,9 +247,9 @@ func inherit(fd int) (net.Listener, error) {
 }
 
 // newServer returns the server of all routes.
-func newServer(table *process.Table, tree *files.Tree, c config) *http.Server {
+func newServer(table *process.Table, tree *files.Tree, cells *contexts.Contexts, c config) *http.Server {
 	return &http.Server{
-		Handler:           routes(table, tree, c),
+		Handler:           routes(table, tree, cells, c),
 		ReadHeaderTimeout: 10 * time.Second,
 		IdleTimeout:       15 * time.Minute, // longer than that of clients and proxies
 		MaxHeaderBytes:    64 << 10,

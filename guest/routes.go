@@ -12,6 +12,7 @@ import (
 
 	"github.com/bullpen-run/bullpen/guest/answer"
 	"github.com/bullpen-run/bullpen/guest/channel"
+	"github.com/bullpen-run/bullpen/guest/contexts"
 	"github.com/bullpen-run/bullpen/guest/files"
 	"github.com/bullpen-run/bullpen/guest/filesystempb"
 	"github.com/bullpen-run/bullpen/guest/ports"
@@ -29,7 +30,7 @@ const (
 )
 
 // routes returns the handler of all requests.
-func routes(table *process.Table, tree *files.Tree, c config) http.Handler {
+func routes(table *process.Table, tree *files.Tree, all *contexts.Contexts, c config) http.Handler {
 	options := []connect.HandlerOption{
 		connect.WithConditionalHandlerOptions(func(spec connect.Spec) []connect.HandlerOption {
 			if spec.StreamType == connect.StreamTypeClient {
@@ -59,10 +60,13 @@ func routes(table *process.Table, tree *files.Tree, c config) http.Handler {
 	models := channel.New()
 	mux.HandleFunc("POST /channel", models.Open)
 	mux.HandleFunc("POST /channel/accept", models.Accept)
+	cells := all.Handler()
+	mux.Handle("/contexts", cells)
+	mux.Handle("/contexts/", cells)
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		answer.Error(w, http.StatusNotFound, "there is no route "+r.Method+" "+r.URL.Path)
 	})
-	return ports.New(mux)
+	return ports.New(mux, map[int]http.Handler{contexts.E2BPort: all.E2B()})
 }
 
 // limitTransfers refuses requests beyond maxTransfers.

@@ -205,6 +205,7 @@ type Live struct {
 	TicketHash  [sha256.Size]byte `json:"ticket_hash"`
 	ExpiresAt   time.Time         `json:"expires_at"`
 	IdleTimeout Seconds           `json:"idle_timeout,omitempty"` // 0 for none
+	Start       int               `json:"start,omitempty"`        // as Starts of the sandbox
 }
 
 // NextStop returns what becomes of a live sandbox whose execution has ended with a record.

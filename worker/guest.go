@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/bullpen-run/bullpen/guest/cell"
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/worker/jail"
 	"github.com/bullpen-run/bullpen/worker/live"
@@ -26,6 +27,11 @@ type guestConfig struct {
 	// CPU is the sandbox's number of processors. Memory is its memory limit in bytes.
 	CPU    float64 `json:"cpu"`
 	Memory int64   `json:"memory"`
+	// Interpreters are absolute paths by the names of runtimes, and Runners is the directory of the runners of cells.
+	Interpreters map[string]string `json:"interpreters,omitempty"`
+	Runners      string            `json:"runners"`
+	Preload      []string          `json:"preload,omitempty"` // Python modules of contexts
+	Start        int               `json:"start"`             // the number of the sandbox's start
 }
 
 // guestUser is a user in a live sandbox.
@@ -60,6 +66,7 @@ func (a *attempt) guestFor(b *sandbox) (jail.Program, error) {
 		Env: env, DefaultUser: jail.GuestUser, Dir: proto.SandboxHome,
 		HeartbeatTimeout: proto.GuestTimeout, LogBytes: min(job.Sandbox.OutputBytes, proto.MaxSandboxLog),
 		CPU: job.Sandbox.CPU, Memory: job.Sandbox.Memory,
+		Interpreters: interpreters(b.jail.image), Runners: cell.Dir, Preload: job.Sandbox.Preload, Start: job.Live.Start,
 		Users: []guestUser{
 			{jail.GuestUser, jail.ProgramID, jail.ProgramID, proto.SandboxHome, false},
 			{"root", 0, 0, "/root", job.Sandbox.RootBytes > 0},
@@ -78,6 +85,18 @@ func (a *attempt) guestFor(b *sandbox) (jail.Program, error) {
 	}
 	p.CancelGrace = job.CancelGrace()
 	return p, nil
+}
+
+// interpreters returns the interpreters of an image by the names of runtimes; nil if it is the host's.
+func interpreters(img Image) map[string]string {
+	if img.Languages == nil {
+		return nil
+	}
+	all := map[string]string{}
+	for language, path := range img.Languages {
+		all[string(language)] = path
+	}
+	return all
 }
 
 // addLive adds the job's live sandbox, if there is one, to those of this worker.

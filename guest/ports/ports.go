@@ -36,20 +36,21 @@ var errClosed = errors.New("the port is not open")
 // Handler answers requests for ports of the sandbox, and has Next answer those for the guest.
 type Handler struct {
 	Next http.Handler
+	Own  map[int]http.Handler // of other ports on which the guest itself answers
 
 	proxy    *httputil.ReverseProxy
 	requests atomic.Int64
 }
 
 // New returns a handler.
-func New(next http.Handler) *Handler {
+func New(next http.Handler, own map[int]http.Handler) *Handler {
 	transport := &http.Transport{
 		DialContext: dial,
 		// A connection for each request: a server may go away at any time, and another one come.
 		MaxIdleConnsPerHost: -1,
 		DisableCompression:  true, MaxResponseHeaderBytes: maxHeader,
 	}
-	return &Handler{Next: next, proxy: &httputil.ReverseProxy{
+	return &Handler{Next: next, Own: own, proxy: &httputil.ReverseProxy{
 		Rewrite:       rewrite,
 		Transport:     transport,
 		FlushInterval: -1,
@@ -79,6 +80,10 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	if port == Daemon {
 		h.Next.ServeHTTP(w, r)
+		return
+	}
+	if own := h.Own[int(port)]; own != nil {
+		own.ServeHTTP(w, r)
 		return
 	}
 	if h.requests.Add(1) > maxRequests {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"sync"
 	"time"
@@ -160,10 +161,24 @@ func (f *files) closeParent() {
 // buffers are for chunks of output. A process that writes nothing has none.
 var buffers = sync.Pool{New: func() any { return new([pipeChunk]byte) }}
 
-// pump copies output until the other side is closed or the deadline of the file.
-func pump(out *output, s source, log *lines) {
-	defer log.flush()
-	raw, err := s.file.SyscallConn()
+// pump keeps and logs output until the other side is closed or the deadline of the file.
+func pump(out *output, s source, log *Lines) {
+	defer log.Flush()
+	read(s.file, s.chunk, func(p []byte) {
+		log.Add(p)
+		out.write(s.from, p)
+	})
+}
+
+// Copy copies from a pipe to w until the other side is closed or the deadline of the pipe. It ignores errors of w.
+func Copy(w io.Writer, from *os.File) {
+	read(from, pipeChunk, func(p []byte) { _, _ = w.Write(p) })
+}
+
+// read calls each with what it reads from a file, at most limit bytes at a time, until the other side is closed or the
+// deadline of the file. It needs memory only while there is something to read.
+func read(file *os.File, limit int, each func(p []byte)) {
+	raw, err := file.SyscallConn()
 	if err != nil {
 		return
 	}
@@ -174,7 +189,7 @@ func pump(out *output, s source, log *lines) {
 		err := raw.Read(func(fd uintptr) bool {
 			buf, _ = buffers.Get().(*[pipeChunk]byte)
 			for {
-				n, readErr = unix.Read(int(fd), buf[:s.chunk])
+				n, readErr = unix.Read(int(fd), buf[:limit])
 				if !errors.Is(readErr, unix.EINTR) {
 					break
 				}
@@ -189,8 +204,7 @@ func pump(out *output, s source, log *lines) {
 			return
 		}
 		if n > 0 {
-			log.write(buf[:n])
-			out.write(s.from, buf[:n])
+			each(buf[:n])
 		}
 		buffers.Put(buf)
 		if n <= 0 { // the end, which is EIO for a terminal

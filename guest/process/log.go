@@ -6,6 +6,7 @@ import (
 	"io"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 	"unicode/utf8"
 
@@ -152,6 +153,11 @@ func (l *Log) start(pid int, user string, config *processpb.ProcessConfig) {
 		}
 		command += " " + arg
 	}
+	l.Start(pid, user, command)
+}
+
+// Start logs the start of a process with a command.
+func (l *Log) Start(pid int, user, command string) {
 	if len(command) > maxLogCommand {
 		command = command[:cutText([]byte(command[:maxLogCommand]))] + "…"
 	}
@@ -163,16 +169,28 @@ func (l *Log) end(pid int, event *processpb.ProcessEvent_EndEvent) {
 	l.add(&entry{Type: "end", PID: pid, ExitCode: &event.ExitCode})
 }
 
-// lines logs one output of a process by whole lines, as many in an entry as were written at once.
-type lines struct {
+// End logs the end of a process.
+func (l *Log) End(pid int, status syscall.WaitStatus) { l.end(pid, endEvent(status)) }
+
+// Output returns what logs an output of a process.
+func (l *Log) Output(pid int, fromStderr bool) *Lines {
+	from := stdout
+	if fromStderr {
+		from = stderr
+	}
+	return &Lines{log: l, pid: pid, from: from}
+}
+
+// Lines logs one output of a process by whole lines, as many in an entry as were written at once.
+type Lines struct {
 	log  *Log
 	pid  int
 	from stream
 	tail []byte // an incomplete line
 }
 
-// write logs the lines in a piece of output.
-func (l *lines) write(data []byte) {
+// Add logs the lines in a piece of output.
+func (l *Lines) Add(data []byte) {
 	for len(data) > 0 && !l.log.full() {
 		n := min(len(data), maxLogText-len(l.tail))
 		l.tail, data = append(l.tail, data[:n]...), data[n:]
@@ -184,14 +202,14 @@ func (l *lines) write(data []byte) {
 	}
 }
 
-// flush logs an incomplete line at the end of the output.
-func (l *lines) flush() {
+// Flush logs an incomplete line at the end of the output.
+func (l *Lines) Flush() {
 	if len(l.tail) > 0 {
 		l.emit(len(l.tail))
 	}
 }
 
-func (l *lines) emit(n int) {
+func (l *Lines) emit(n int) {
 	text := strings.ToValidUTF8(string(l.tail[:n]), "\uFFFD")
 	l.log.add(&entry{Type: "output", PID: l.pid, Stream: l.from.String(), Text: text})
 	l.tail = append(l.tail[:0], l.tail[n:]...)

@@ -10,13 +10,13 @@ import (
 )
 
 // logged returns the entries of a log to which write has written as process 7.
-func logged(t *testing.T, limit int, write func(l *lines)) (all []entry) {
+func logged(t *testing.T, limit int, write func(l *Lines)) (all []entry) {
 	t.Helper()
 	var out bytes.Buffer
 	log := NewLog(&out, limit)
-	l := &lines{log: log, pid: 7, from: stdout}
+	l := &Lines{log: log, pid: 7, from: stdout}
 	write(l)
-	l.flush()
+	l.Flush()
 	log.Close(time.Minute)
 	for d := json.NewDecoder(&out); ; {
 		var e entry
@@ -34,9 +34,9 @@ func TestLogLines(t *testing.T) {
 	t.Parallel()
 	long := strings.Repeat("x", maxLogText-1) + "é" + strings.Repeat("é", maxLogText) + "\n"
 	text := "one\ntwo {\"pid\": 8}\n\n" + long + "\xff\nlast"
-	all := logged(t, 1<<20, func(l *lines) {
+	all := logged(t, 1<<20, func(l *Lines) {
 		for i := range len(text) {
-			l.write([]byte{text[i]})
+			l.Add([]byte{text[i]})
 		}
 	})
 	joined := ""
@@ -49,7 +49,7 @@ func TestLogLines(t *testing.T) {
 	if want := strings.ToValidUTF8(text, "\uFFFD"); joined != want {
 		t.Errorf("%q, want %q", joined, want)
 	}
-	if together := logged(t, 1<<20, func(l *lines) { l.write([]byte("1\n2\n3")) }); len(together) != 2 ||
+	if together := logged(t, 1<<20, func(l *Lines) { l.Add([]byte("1\n2\n3")) }); len(together) != 2 ||
 		together[0].Text != "1\n2\n" || together[1].Text != "3" {
 		t.Errorf("written at once: %+v", together)
 	}
@@ -62,9 +62,9 @@ func TestLogLines(t *testing.T) {
 func TestLogLimit(t *testing.T) {
 	t.Parallel()
 	const limit = 10 << 10
-	all := logged(t, limit, func(l *lines) {
+	all := logged(t, limit, func(l *Lines) {
 		for range 1000 {
-			l.write([]byte("a line\n"))
+			l.Add([]byte("a line\n"))
 		}
 	})
 	n := len(all) - 1
@@ -78,16 +78,16 @@ func TestLogDrops(t *testing.T) {
 	t.Parallel()
 	read, write := io.Pipe()
 	log := NewLog(write, 1<<30)
-	l := &lines{log: log, pid: 7, from: stderr}
+	l := &Lines{log: log, pid: 7, from: stderr}
 	const n = 2 * maxLogQueue / len("a line\n")
 	for range n {
-		l.write([]byte("a line\n"))
+		l.Add([]byte("a line\n"))
 	}
 	go func() { // once all of that is read, the next entry says what is missing
 		for log.queued() > 0 {
 			time.Sleep(time.Millisecond)
 		}
-		l.write([]byte("after\n"))
+		l.Add([]byte("after\n"))
 		log.Close(time.Minute)
 		_ = write.Close()
 	}()

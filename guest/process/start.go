@@ -8,7 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -30,7 +29,10 @@ const (
 
 const defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-var errNoSelector = errors.New("process: neither pid nor tag is given")
+var (
+	errNoSelector = errors.New("process: neither pid nor tag is given")
+	errStopping   = connect.NewError(connect.CodeUnavailable, errors.New("the sandbox is stopping"))
+)
 
 // running is a process that runs, or whose pipes are still open.
 type running struct {
@@ -65,7 +67,7 @@ func (t *Table) start(user account.User, r *processpb.StartRequest, timeout time
 	if len(r.GetTag()) > maxTag {
 		return nil, nil, invalid("tag is longer than %d bytes", maxTag)
 	}
-	dir, err := t.directory(user, config.GetCwd())
+	dir, err := t.Directory(user, config.GetCwd())
 	if err != nil {
 		return nil, nil, err
 	}
@@ -83,7 +85,7 @@ func (t *Table) start(user account.User, r *processpb.StartRequest, timeout time
 	defer t.mu.Unlock()
 	switch {
 	case t.stopping:
-		return nil, nil, connect.NewError(connect.CodeUnavailable, errors.New("the sandbox is stopping"))
+		return nil, nil, errStopping
 	case len(t.running) >= maxRunning:
 		return nil, nil, exhausted("%d processes are running, the most a sandbox can have", maxRunning)
 	case t.configs+size > maxConfigs:
@@ -94,8 +96,7 @@ func (t *Table) start(user account.User, r *processpb.StartRequest, timeout time
 		signalled: make(chan struct{}), leaderDone: make(chan struct{}), done: make(chan struct{}),
 	}
 	p.markSignalled = sync.OnceFunc(func() { close(p.signalled) })
-	t.started++
-	p.group.marker = t.marker + strconv.Itoa(t.started) + "."
+	p.group.marker = t.newMarker()
 	env[markerName] = p.group.marker
 	files, err := openFiles(r, user)
 	if err != nil {
@@ -146,7 +147,7 @@ func (p *running) expire() {
 func (p *running) follow(files *files) {
 	var pumps sync.WaitGroup
 	for _, o := range files.outputs {
-		pumps.Go(func() { pump(p.out, o, &lines{log: p.table.Log, pid: p.pid, from: o.from}) })
+		pumps.Go(func() { pump(p.out, o, &Lines{log: p.table.Log, pid: p.pid, from: o.from}) })
 	}
 	closed := make(chan struct{})
 	go func() {
@@ -190,8 +191,8 @@ func (p *running) reap() syscall.WaitStatus {
 	}
 }
 
-// directory returns where a process starts.
-func (t *Table) directory(user account.User, cwd string) (string, error) {
+// Directory returns where a process of a user starts that names a directory, or none.
+func (t *Table) Directory(user account.User, cwd string) (string, error) {
 	dir := cwd
 	switch {
 	case cwd == "" && t.Dir != "":
@@ -209,7 +210,7 @@ func (t *Table) directory(user account.User, cwd string) (string, error) {
 	info, err := os.Stat(dir)
 	if err != nil {
 		if cwd == "" && errors.Is(err, os.ErrNotExist) && dir != user.Home {
-			return t.directory(user, "~")
+			return t.Directory(user, "~")
 		}
 		return "", invalid("cwd: %v", err)
 	}
@@ -270,6 +271,11 @@ func checkArguments(config *processpb.ProcessConfig, env map[string]string) (int
 		}
 	}
 	return size, nil
+}
+
+// LookPath returns the path of a program that a user has in PATH.
+func (t *Table) LookPath(user account.User, name string) (string, error) {
+	return lookPath(name, user.Home, t.environment(user, nil, false)["PATH"])
 }
 
 // lookPath returns the program that a name means to a process: one with a slash is a path, which may be

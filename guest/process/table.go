@@ -51,6 +51,7 @@ type Table struct {
 	started  int
 	stopping bool
 	running  []*running
+	children []*Child
 	ended    []*ended // in the order of their end
 	configs  int      // bytes, see maxConfigs
 	streams  int
@@ -104,6 +105,9 @@ func (t *Table) Close(grace time.Duration) {
 		all.leaders = append(all.leaders, p.pid)
 		p.markSignalled()
 	}
+	for _, c := range t.children {
+		all.leaders = append(all.leaders, c.PID)
+	}
 	t.mu.Unlock()
 	ctx, cancel := context.WithTimeout(context.Background(), grace)
 	defer cancel()
@@ -155,6 +159,7 @@ func (t *Table) view() view { return view{t.Users, t.Lane} }
 func (t *Table) collect() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	t.collectChildren()
 	for _, p := range t.running {
 		if p.exited {
 			continue

@@ -20,6 +20,7 @@ const (
 	CodeMethodNotAllowed   Code = "method_not_allowed"
 	CodeRequestTimeout     Code = "request_timeout"
 	CodeConflict           Code = "conflict"
+	CodeContextLost        Code = "context_lost"
 	CodeLengthRequired     Code = "length_required"
 	CodePayloadTooLarge    Code = "payload_too_large"
 	CodeUnsupportedMedia   Code = "unsupported_media_type"
@@ -100,6 +101,11 @@ func Codes() []CodeInfo {
 			"somebody else changed this at the same time; send the request again",
 			header("X-Should-Retry", "Set if the request will be refused until somebody creates what the message names.",
 				object{"type": "string", "const": "false"}),
+		},
+		{
+			CodeContextLost, http.StatusGone, "ContextLost",
+			"The memory of a context is gone; the message says why. Restart the context.",
+			"the context's memory is gone (exited): the interpreter has ended (exit status 3); restart the context", nil,
 		},
 		{
 			CodeLengthRequired, http.StatusLengthRequired, "LengthRequired",

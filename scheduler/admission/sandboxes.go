@@ -26,6 +26,7 @@ func (a *Admission) SandboxJob(
 	job.KillGrace, job.SandboxID = new(proto.Seconds(proto.SandboxStopGrace)), x.ID
 	job.SandboxMemory, job.Agent, job.AgentVersion = job.Sandbox.Memory, x.Agent, x.AgentVersion
 	job.Live = &proto.Live{
+		Start: x.Starts,
 		Sandbox: x.ID, TicketHash: ticketHash, ExpiresAt: x.ExpiresAt, IdleTimeout: x.IdleTimeout,
 	}
 	return job, nil

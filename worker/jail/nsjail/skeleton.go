@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/bullpen-run/bullpen/guest/cell"
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/worker/jail"
 	"github.com/bullpen-run/bullpen/worker/jail/egress"
@@ -176,7 +177,7 @@ func (s *skeleton) copyEtc(image string) error {
 func (s *skeleton) frame(home string) error {
 	for _, dir := range []string{
 		"", "proc", "sys", "dev", "dev/shm", "etc", "tmp", "data", strings.TrimPrefix(proto.ContainerData, "/"), home,
-		jail.JobDir, jail.PythonDir, jail.PrewarmDir,
+		jail.JobDir, jail.PythonDir, jail.PrewarmDir, cell.Dir,
 	} {
 		if err := makeDirs(s.dir, dir); err != nil {
 			return err
@@ -194,12 +195,16 @@ func (s *skeleton) frame(home string) error {
 			return err
 		}
 	}
-	for name, content := range map[string][]byte{
+	files := map[string][]byte{
 		jail.PythonDir + "/sitecustomize.py": jail.PythonSite,
 		jail.PrewarmDir + "/prewarm.sh":      jail.PrewarmBash,
 		jail.PrewarmDir + "/prewarm.js":      jail.PrewarmNode,
 		jail.PrewarmDir + "/zygote.py":       jail.ZygoteScript,
-	} {
+	}
+	for name, content := range cell.Files() {
+		files[cell.Dir+"/"+name] = content
+	}
+	for name, content := range files {
 		if err := writeFile(filepath.Join(s.dir, name), content); err != nil {
 			return err
 		}

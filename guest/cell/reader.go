@@ -1,0 +1,229 @@
+package cell
+
+import (
+	"bytes"
+	"sync"
+	"time"
+)
+
+const (
+	// maxPart is the size of a chunk's part, and maxFrame of a frame, in bytes. Runners keep displays below 4 MiB.
+	maxPart  = 4000
+	maxFrame = 6 << 20
+	// smallFrame is the size of frames for which no memory is reserved. Only displays are larger.
+	smallFrame = 256 << 10
+	// syncTimeout is how long a frame waits for standard error, which a program may have closed.
+	syncTimeout = time.Second
+)
+
+var chunkEnd = []byte("\x1b\\")
+
+// Reader splits what a runner prints into text and frames. Its fields must be set before use.
+type Reader struct {
+	Nonce string
+	// Text is called with a piece of a program's output, and Frame with a frame. Calls for standard output and for
+	// standard error may overlap. Text must not keep the piece. What Text returns is an error of the write.
+	Text  func(fromStderr bool, piece []byte) error
+	Frame func(Frame)
+	// Reserve, if not nil, is asked for n bytes of memory for a large frame that is being read, and Release frees them.
+	// A frame for which there is no memory is passed on as a display without content.
+	Reserve func(n int) bool
+	Release func(n int)
+
+	mu      sync.Mutex
+	synced  uint64        // the last number in standard error
+	closed  bool          // standard error has ended
+	changed chan struct{} // closed when the two above change, if anybody waits
+}
+
+// Stdout returns the writer of standard output. Its Close must be called at the end.
+func (r *Reader) Stdout() *Output { return &Output{reader: r, start: r.start()} }
+
+// Stderr returns the writer of standard error. Its Close must be called at the end.
+func (r *Reader) Stderr() *Output { return &Output{reader: r, start: r.start(), stderr: true} }
+
+func (r *Reader) start() []byte { return []byte("\x1b_" + r.Nonce + ";") }
+
+// Output reads one output of a runner. It is not safe for concurrent use.
+type Output struct {
+	reader *Reader
+	stderr bool
+	start  []byte // of a chunk
+	rest   []byte // may be the beginning of a chunk
+	frame  []byte // parts of a frame
+	lost   bool   // the frame is too large
+}
+
+// Write reads a piece of output.
+func (o *Output) Write(p []byte) (int, error) {
+	data := p
+	if len(o.rest) > 0 {
+		data = append(o.rest, p...)
+		o.rest = nil
+	}
+	for len(data) > 0 {
+		at := bytes.Index(data, o.start)
+		if at < 0 {
+			at = len(data) - overlap(data, o.start)
+			if err := o.text(data[:at]); err != nil {
+				return 0, err
+			}
+			o.rest = bytes.Clone(data[at:])
+			break
+		}
+		if err := o.text(data[:at]); err != nil {
+			return 0, err
+		}
+		data = data[at:]
+		body := data[len(o.start):]
+		end := bytes.Index(body[:min(len(body), maxPart+len("1;")+len(chunkEnd))], chunkEnd)
+		switch {
+		case end >= 0:
+			o.chunk(body[:end])
+			data = body[end+len(chunkEnd):]
+		case len(body) < maxPart+len("1;")+len(chunkEnd):
+			o.rest = bytes.Clone(data)
+			data = nil
+		default: // no chunk
+			if err := o.text(data[:len(o.start)]); err != nil {
+				return 0, err
+			}
+			data = body
+		}
+	}
+	return len(p), nil
+}
+
+// overlap returns the length of the longest end of data that is a beginning of start.
+func overlap(data, start []byte) int {
+	for n := min(len(data), len(start)-1); n > 0; n-- {
+		if bytes.HasPrefix(start, data[len(data)-n:]) {
+			return n
+		}
+	}
+	return 0
+}
+
+func (o *Output) text(piece []byte) error {
+	if len(piece) == 0 {
+		return nil
+	}
+	return o.reader.Text(o.stderr, piece)
+}
+
+// chunk adds a chunk to the frame.
+func (o *Output) chunk(body []byte) {
+	if len(body) < 2 || body[1] != ';' {
+		return
+	}
+	more, part := body[0] == '1', body[2:]
+	if !o.lost && !o.add(part) {
+		o.lost = true
+		o.drop()
+	}
+	if more {
+		return
+	}
+	f, sync, ok := parse(o.frame)
+	if o.lost {
+		f, ok = Frame{Type: TypeDisplay, Display: &Display{Truncated: []string{TypeDisplay}}}, true
+	}
+	o.lost = false
+	switch {
+	case !ok:
+	case o.stderr:
+		o.reader.sync(sync, false)
+	case f.Type != "":
+		o.reader.await(sync)
+		o.reader.Frame(f)
+	}
+	o.drop()
+}
+
+// add appends a part to the frame. It reports whether there is memory.
+func (o *Output) add(part []byte) bool {
+	need := len(o.frame) + len(part)
+	if need > maxFrame {
+		return false
+	}
+	if need > cap(o.frame) {
+		size := max(need, 2*cap(o.frame), maxPart)
+		if !o.reserve(size) {
+			return false
+		}
+		larger := append(make([]byte, 0, size), o.frame...)
+		o.release(cap(o.frame))
+		o.frame = larger
+	}
+	o.frame = append(o.frame, part...)
+	return true
+}
+
+// drop frees the memory of the frame, if that is worth it.
+func (o *Output) drop() {
+	if cap(o.frame) <= maxPart {
+		o.frame = o.frame[:0]
+		return
+	}
+	o.release(cap(o.frame))
+	o.frame = nil
+}
+
+func (o *Output) reserve(n int) bool {
+	return n <= smallFrame || o.reader.Reserve == nil || o.reader.Reserve(n)
+}
+
+func (o *Output) release(n int) {
+	if n > smallFrame && o.reader.Release != nil {
+		o.reader.Release(n)
+	}
+}
+
+// Close ends the output. An incomplete frame is lost.
+func (o *Output) Close() error {
+	err := o.text(o.rest)
+	o.rest = nil
+	o.release(cap(o.frame))
+	o.frame = nil
+	if o.stderr {
+		o.reader.sync(0, true)
+	}
+	return err
+}
+
+// sync records a number in standard error, or its end.
+func (r *Reader) sync(number uint64, closed bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.synced, r.closed = max(r.synced, number), r.closed || closed
+	if r.changed != nil {
+		close(r.changed)
+		r.changed = nil
+	}
+}
+
+// await waits for a number in standard error.
+func (r *Reader) await(number uint64) {
+	var timer *time.Timer
+	for {
+		r.mu.Lock()
+		if r.synced >= number || r.closed {
+			r.mu.Unlock()
+			return
+		}
+		if r.changed == nil {
+			r.changed = make(chan struct{})
+		}
+		changed := r.changed
+		r.mu.Unlock()
+		if timer == nil {
+			timer = time.NewTimer(syncTimeout)
+			defer timer.Stop()
+		}
+		select {
+		case <-changed:
+		case <-timer.C:
+			return
+		}
+	}
+}
