@@ -84,9 +84,14 @@ func newSandbox(t *testing.T) *sandbox {
 	t.Helper()
 	s := prepare(t)
 	s.configUsers(map[string]any{"env": map[string]string{"E2B_SANDBOX": "true", "SHARED": "sandbox"}})
-	s.start(exec.Command("setpriv", "--securebits=+noroot", "--inh-caps="+capabilities,
-		"--ambient-caps="+capabilities, "--bounding-set="+capabilities, "--clear-groups", program, s.path("config.json")))
+	s.start(s.command())
 	return s
+}
+
+// command returns the command that starts the guest with its rights in a jail.
+func (s *sandbox) command() *exec.Cmd {
+	return exec.Command("setpriv", "--securebits=+noroot", "--inh-caps="+capabilities,
+		"--ambient-caps="+capabilities, "--bounding-set="+capabilities, "--clear-groups", program, s.path("config.json"))
 }
 
 // prepare makes the directories of a sandbox. The test runs beside others.

@@ -1,11 +1,10 @@
 package cell
 
 import (
-	"encoding/base64"
 	"encoding/json"
+	"fmt"
+	"maps"
 	"slices"
-	"strconv"
-	"strings"
 
 	_ "embed"
 )
@@ -47,21 +46,26 @@ type Language struct {
 	Args   []string
 	// Forks means that one process of the runner, with --serve, forks all contexts.
 	Forks bool
-	// Words means that a request is three words instead of a JSON object: its number, the code and the variables. The
-	// last two are encoded with base64. Each variable ends with a zero byte.
-	Words bool
+	// Private means that the runner reads requests from descriptor 3, and that 4 and 5 are duplicates of its standard
+	// output and error.
+	Private bool
+	// Shell means that requests are lines of shell instead of JSON, see bash.sh.
+	Shell bool
 }
 
 // Languages returns all languages of contexts.
 func Languages() []Language {
 	return []Language{
 		{Name: "python", Runtime: "python", Commands: []string{"python3", "python"}, Runner: "python.py", Forks: true},
-		{Name: "javascript", Aliases: []string{"js"}, Runtime: "node", Commands: []string{"node"}, Runner: "node.mjs"},
+		{
+			Name: "javascript", Aliases: []string{"js"}, Runtime: "node", Commands: []string{"node"}, Runner: "node.mjs",
+			Private: true,
+		},
 		{
 			Name: "typescript", Aliases: []string{"ts"}, Runtime: "node", Commands: []string{"node"}, Runner: "node.mjs",
-			Args: []string{"--typescript"},
+			Args: []string{"--typescript"}, Private: true,
 		},
-		{Name: "bash", Runtime: "bash", Commands: []string{"bash"}, Runner: "bash.sh", Words: true},
+		{Name: "bash", Runtime: "bash", Commands: []string{"bash"}, Runner: "bash.sh", Shell: true},
 	}
 }
 
@@ -82,21 +86,40 @@ type Request struct {
 	Env  map[string]string `json:"env,omitempty"` // for this cell only
 }
 
-// Encode returns the line of a request.
+// Encode returns the text of a request.
 func (l *Language) Encode(r *Request) []byte {
-	if !l.Words {
-		line, err := json.Marshal(r)
-		if err != nil {
-			panic(err) // strings and numbers can be encoded
+	if l.Shell {
+		return encodeShell(r)
+	}
+	line, err := json.Marshal(r)
+	if err != nil {
+		panic(err) // strings and numbers can be encoded
+	}
+	return append(line, '\n')
+}
+
+// encodeShell returns the lines of a request to bash.sh, which describes them.
+func encodeShell(r *Request) []byte {
+	text := fmt.Appendf(nil, "{ __bullpen_begin %d ", r.Run)
+	text = quote(text, r.Code)
+	for _, name := range slices.Sorted(maps.Keys(r.Env)) {
+		text = quote(append(text, ' '), name+"="+r.Env[name])
+	}
+	return append(text, "; } 2>/dev/null; \\builtin source /dev/fd/250 250<<<\"$__bullpen_code\" </dev/null; "+
+		"{ __bullpen_source_ended $?; } 2>/dev/null\n{ __bullpen_end $?; } 2>/dev/null\n"...)
+}
+
+// quote appends a text as a word of bash.
+func quote(to []byte, text string) []byte {
+	to = append(to, "$'"...)
+	for _, c := range []byte(text) {
+		if c < ' ' || c > '~' || c == '\'' || c == '\\' {
+			to = fmt.Appendf(to, `\x%02x`, c)
+		} else {
+			to = append(to, c)
 		}
-		return append(line, '\n')
 	}
-	var env strings.Builder
-	for name, value := range r.Env {
-		env.WriteString(name + "=" + value + "\x00")
-	}
-	word := base64.StdEncoding.EncodeToString
-	return []byte(strconv.FormatInt(r.Run, 10) + " " + word([]byte(r.Code)) + " " + word([]byte(env.String())) + "\n")
+	return append(to, '\'')
 }
 
 // Fork asks a runner with --serve for a context. It is a message on the Unix socket that is the runner's standard input,

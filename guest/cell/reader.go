@@ -9,6 +9,7 @@ import (
 const (
 	// maxPart is the size of a chunk's part, and maxFrame of a frame, in bytes. Runners keep displays below 4 MiB.
 	maxPart  = 4000
+	maxBody  = maxPart + len("1;") + len(chunkEnd) // of a chunk, with its end
 	maxFrame = 6 << 20
 	// smallFrame is the size of frames for which no memory is reserved. Only displays are larger.
 	smallFrame = 256 << 10
@@ -16,7 +17,7 @@ const (
 	syncTimeout = time.Second
 )
 
-var chunkEnd = []byte("\x1b\\")
+const chunkEnd = "\x1b\\"
 
 // Reader splits what a runner prints into text and frames. Its fields must be set before use.
 type Reader struct {
@@ -76,12 +77,13 @@ func (o *Output) Write(p []byte) (int, error) {
 		}
 		data = data[at:]
 		body := data[len(o.start):]
-		end := bytes.Index(body[:min(len(body), maxPart+len("1;")+len(chunkEnd))], chunkEnd)
+		// A part has no escape characters.
+		end := bytes.IndexByte(body[:min(len(body), maxBody)], chunkEnd[0])
 		switch {
-		case end >= 0:
+		case end >= 0 && bytes.HasPrefix(body[end:], []byte(chunkEnd)):
 			o.chunk(body[:end])
 			data = body[end+len(chunkEnd):]
-		case len(body) < maxPart+len("1;")+len(chunkEnd):
+		case end < 0 && len(body) < maxBody || end >= 0 && end == len(body)-1:
 			o.rest = bytes.Clone(data)
 			data = nil
 		default: // no chunk

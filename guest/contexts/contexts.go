@@ -418,7 +418,7 @@ func (c *Context) launch(ctx context.Context) (*interpreter, error) {
 	if err != nil {
 		return nil, err
 	}
-	p, err := openPipes()
+	p, err := openPipes(c.all.User)
 	if err != nil {
 		return nil, err
 	}
@@ -428,10 +428,7 @@ func (c *Context) launch(ctx context.Context) (*interpreter, error) {
 	if c.language.Forks {
 		child, err = c.all.forks.fork(ctx, c.all, path, &c.language, nonce, c.dir, p.child)
 	} else {
-		args := append([]string{filepath.Join(c.all.Runners, c.language.Runner)}, c.language.Args...)
-		child, err = c.all.Table.StartChild(&process.Command{
-			User: c.all.User, Path: path, Args: args, Dir: c.dir, Env: map[string]string{cell.NonceEnv: nonce}, Files: p.child,
-		})
+		child, err = c.startRunner(path, nonce, p.child)
 	}
 	if err != nil {
 		p.closeParent()
@@ -444,6 +441,22 @@ func (c *Context) launch(ctx context.Context) (*interpreter, error) {
 	c.all.Table.Log.Start(child.PID, c.all.User.Name, "context "+c.id)
 	go c.follow(i, nonce, p)
 	return i, nil
+}
+
+// startRunner starts a process of a runner that does not fork. files are its standard input, output and error.
+func (c *Context) startRunner(path, nonce string, files []*os.File) (*process.Child, error) {
+	if c.language.Private {
+		null, err := os.Open(os.DevNull)
+		if err != nil {
+			return nil, err
+		}
+		defer func() { _ = null.Close() }() // it was only passed on
+		files = []*os.File{null, files[1], files[2], files[0], files[1], files[2]}
+	}
+	args := append([]string{filepath.Join(c.all.Runners, c.language.Runner)}, c.language.Args...)
+	return c.all.Table.StartChild(&process.Command{
+		User: c.all.User, Path: path, Args: args, Dir: c.dir, Env: map[string]string{cell.NonceEnv: nonce}, Files: files,
+	})
 }
 
 // interpreterOf returns the path of a language's interpreter.
@@ -481,7 +494,8 @@ type pipes struct {
 	stdout, stderr *os.File
 }
 
-func openPipes() (p *pipes, err error) {
+// openPipes creates pipes whose ends belong to a user, so that its processes can open them by their paths in /proc.
+func openPipes(user account.User) (p *pipes, err error) {
 	p = &pipes{}
 	defer func() {
 		if err != nil {
@@ -500,6 +514,11 @@ func openPipes() (p *pipes, err error) {
 			return p, err
 		}
 		p.child, *out = append(p.child, write), read
+	}
+	for _, f := range p.child {
+		if err := f.Chown(int(user.UID), int(user.GID)); err != nil {
+			return p, err
+		}
 	}
 	return p, nil
 }

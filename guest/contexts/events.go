@@ -44,14 +44,17 @@ func (m *memory) release(n int) {
 	m.used -= n
 }
 
-// reclaim drops the events of the oldest runs that have ended and that nobody reads, until n bytes are free.
+// reclaim drops events that nobody reads until n bytes are free: first of runs that have ended, the oldest first.
 func (m *memory) reclaim(n int, but *events) {
-	for _, e := range m.runs {
-		if m.used+n <= maxAllEvents {
-			return
-		}
-		if e != but && e.ended && len(e.readers) == 0 {
-			e.dropTo(0)
+	for _, ended := range []bool{true, false} {
+		for _, e := range m.runs {
+			over := m.used + n - maxAllEvents
+			if over <= 0 {
+				return
+			}
+			if e != but && e.ended == ended && len(e.readers) == 0 {
+				e.dropTo(max(e.bytes-over, 0))
+			}
 		}
 	}
 }
@@ -130,18 +133,28 @@ func (e *events) add(last bool, fill func(seq int64) any) {
 		line, _ = json.Marshal(base{Type: "gap", Seq: seq}) // it was no JSON
 	}
 	added := hold(append(line, '\n'))
-	for e.bytes+added.cost() > maxRunEvents && e.awaitReaders() {
-	}
-	e.dropTo(max(maxRunEvents-added.cost(), 0))
-	if e.memory.used+added.cost() > maxAllEvents {
-		e.memory.reclaim(added.cost(), e)
-		e.dropTo(max(e.bytes-(e.memory.used+added.cost()-maxAllEvents), 0))
-	}
+	e.makeRoom(added.cost())
 	e.list = append(e.list, added)
 	e.bytes += added.cost()
 	e.memory.used += added.cost()
 	e.ended = last
 	e.announce()
+}
+
+// makeRoom makes room for an event of n bytes.
+func (e *events) makeRoom(n int) {
+	for {
+		if e.memory.used+n > maxAllEvents {
+			e.memory.reclaim(n, e)
+		}
+		over := max(e.bytes+n-maxRunEvents, e.memory.used+n-maxAllEvents)
+		if over <= 0 || e.bytes == 0 {
+			return
+		}
+		if !e.awaitReaders() {
+			e.dropTo(max(e.bytes-over, 0))
+		}
+	}
 }
 
 // hold returns an event with a line.

@@ -21,7 +21,7 @@ type Command struct {
 	Args []string
 	Env  map[string]string // in addition to that of all processes
 	Dir  string            // as in a request; empty for the default
-	// Files are standard input, output and error. The caller closes them.
+	// Files are standard input, output and error, and further descriptors. The caller closes them.
 	Files []*os.File
 }
 

@@ -22,7 +22,7 @@ var systemDirs = [...]string{"bin", "sbin", "lib", "lib32", "lib64", "libx32"} /
 
 // copied are the files and directories of the host's /etc that are copied for jails, if they exist.
 var copied = [...]string{ // read only
-	"alternatives", "fonts", "ld.so.cache", "localtime", "mime.types", "os-release",
+	"alternatives", "fonts", "ld.so.cache", "localtime", "matplotlibrc", "mime.types", "os-release",
 	"protocols", "services", "ssl/certs", "ssl/openssl.cnf",
 }
 
