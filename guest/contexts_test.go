@@ -478,7 +478,6 @@ for o in gc.get_objects():
 		"another's nonce": `os.write(1, b"\x1b_" + b"0" * 32 + b';0;{"type":"end"}\x1b\\')`,
 		"too large":       `[os.write(1, b"\x1b_" + nonce + b";1;" + b"x" * 4000 + b"\x1b\\") for _ in range(3000)]; None`,
 	} {
-		t.Log(what)
 		if got := s.cell(id, code); !strings.Contains(got, "end ok") {
 			t.Errorf("%s: %s", what, got)
 		}

@@ -49,11 +49,11 @@ __bullpen_write() {
   builtin printf '\e_%s;0;%s\e\\' "$__bullpen_nonce" "$1" >&"$fd"
 }
 
-# __bullpen_frame PART... writes a frame. The sync and the closing brace are added to its last part.
+# __bullpen_frame PART... writes a frame. The sync is added at its beginning, and the closing brace at its end.
 __bullpen_frame() {
   builtin local sync=$((++__bullpen_sequence))
   __bullpen_write "$__bullpen_sync" "{\"sync\":$sync}"
-  __bullpen_write "$__bullpen_frames" "$@" ",\"sync\":$sync}"
+  __bullpen_write "$__bullpen_frames" "{\"sync\":$sync,${1#\{}" "${@:2}" "}"
 }
 
 # __bullpen_escape TEXT sets REPLY to TEXT as the inside of a JSON string, in ASCII.

@@ -46,6 +46,8 @@ type Language struct {
 	Args   []string
 	// Forks means that one process of the runner, with --serve, forks all contexts.
 	Forks bool
+	// Insist means that the interpreter may miss a SIGINT, which is therefore sent again until the cell has ended.
+	Insist bool
 	// Private means that the runner reads requests from descriptor 3, and that 4 and 5 are duplicates of its standard
 	// output and error.
 	Private bool
@@ -59,13 +61,13 @@ func Languages() []Language {
 		{Name: "python", Runtime: "python", Commands: []string{"python3", "python"}, Runner: "python.py", Forks: true},
 		{
 			Name: "javascript", Aliases: []string{"js"}, Runtime: "node", Commands: []string{"node"}, Runner: "node.mjs",
-			Private: true,
+			Private: true, Insist: true,
 		},
 		{
 			Name: "typescript", Aliases: []string{"ts"}, Runtime: "node", Commands: []string{"node"}, Runner: "node.mjs",
-			Args: []string{"--typescript"}, Private: true,
+			Args: []string{"--typescript"}, Private: true, Insist: true,
 		},
-		{Name: "bash", Runtime: "bash", Commands: []string{"bash"}, Runner: "bash.sh", Shell: true},
+		{Name: "bash", Runtime: "bash", Commands: []string{"bash"}, Runner: "bash.sh", Shell: true, Insist: true},
 	}
 }
 

@@ -6,7 +6,7 @@
 // How a cell runs: a cell is a sloppy script of the main context, in which top-level const, let and class become var, so that later cells
 // may declare the same names again. V8 itself computes the value of the last expression. A cell with await or import becomes the body of an
 // async arrow function, in which top-level declarations become assignments to globals. See rewrite.
-import fs from "node:fs";
+import { lstatSync, readFileSync, readdirSync, writeSync } from "node:fs";
 import module from "node:module";
 import net from "node:net";
 import path from "node:path";
@@ -32,10 +32,11 @@ const syncFd = 5;
 const { stringify, parse } = JSON;
 const { Buffer, Promise } = globalThis;
 const { inspect } = util;
+const { stdout, stderr } = process;
 
 const typescript = process.argv.includes("--typescript");
 if (typescript && !module.stripTypeScriptTypes) {
-  fs.writeSync(2, `TypeScript needs Node 22.13 or newer; this is ${process.versions.node}\n`);
+  writeSync(2, `TypeScript needs Node 22.13 or newer; this is ${process.versions.node}\n`);
   process.exit(64);
 }
 const nonce = process.env.BULLPEN_CELL;
@@ -49,7 +50,7 @@ const pause = new Int32Array(new SharedArrayBuffer(4));
 function writeAll(fd, text) {
   for (let data = Buffer.from(text, "latin1"); data.length > 0; ) {
     try {
-      data = data.subarray(fs.writeSync(fd, data));
+      data = data.subarray(writeSync(fd, data));
     } catch (error) {
       if (error.code !== "EAGAIN" && error.code !== "EINTR") throw error;
       Atomics.wait(pause, 0, 0, 2);
@@ -69,7 +70,7 @@ function writeChunks(fd, frame) {
 function writeFrame(frame) {
   const sync = ++frames;
   writeChunks(syncFd, { sync });
-  writeChunks(framesFd, { ...frame, sync });
+  writeChunks(framesFd, { sync, ...frame });
 }
 
 // blockWrites makes writes to pipes wait for their reader. Node leaves pipes non-blocking and queues what does not fit, which would
@@ -78,6 +79,15 @@ function blockWrites(stream) {
   stream._handle?.setBlocking?.(true);
   // A cell may close a descriptor; later writes must not end the context.
   stream.on("error", () => {});
+}
+
+// resumeWrites ends a write that an interrupt cut off between its system call and its callback. Otherwise the stream would queue all later
+// output. Writes block, so that none is in progress at any other time.
+function resumeWrites() {
+  for (const stream of [stdout, stderr]) {
+    const state = stream._writableState;
+    if (state?.writing) state.onwrite();
+  }
 }
 
 // Displays.
@@ -322,7 +332,8 @@ function statements(tokens) {
     if (!ends && next.depth === 0 && before.depth === 0) {
       if (closes && blockKeywords.has(start)) {
         ends = !/^(else|catch|finally|while)$/.test(next.text) && !(start === "class" && !isBody(tokens, first, i - 1));
-      } else if (next.newline && (before.operand || closes || /^(break|continue|return|debugger)$/.test(before.text))) {
+      } else if (next.newline && !/^(const|let|var|class|extends|function|import)$/.test(before.text) &&
+        !(start === "import" && next.text === "from") && (before.operand || closes || /^(break|continue|return|debugger)$/.test(before.text))) {
         ends = /^(\+\+|--|[{!~@])$/.test(next.text) ||
           (next.type !== "punctuator" && next.type !== "template" && !/^(in|instanceof|of|as|from|with)$/.test(next.text));
       }
@@ -363,7 +374,7 @@ function importCode(tokens) {
     }
   }
   const targets = names.length > 0 ? `{${names.join(", ")}} = ` : "";
-  return `(${targets}${namespace ? `${namespace} = ` : ""}${load})`;
+  return `;(${targets}${namespace ? `${namespace} = ` : ""}${load});`;
 }
 
 // declarationInits returns edits that give undefined to the plain names of a let or var declaration that have no value. Without them a name
@@ -410,7 +421,7 @@ function rewrite(code) {
     if (declares) {
       if (token.text === "let") edits.push(...declarationInits(own));
       if (isAsync) {
-        edits.push([token.start, token.end, "("], [end, end, ")"]);
+        edits.push([token.start, token.end, ";(".padEnd(token.text.length)], [end, end, ");"]);
       } else {
         edits.push([token.start, token.end, "var".padEnd(token.text.length)]);
       }
@@ -498,14 +509,14 @@ function listFiles(directory) {
   const files = new Map();
   let names = [];
   try {
-    names = fs.readdirSync(directory, "buffer");
+    names = readdirSync(directory, "buffer");
   } catch {
     return files;
   }
   for (const name of names) {
     if (name[0] === 0x2e) continue;
     try {
-      const stat = fs.lstatSync(Buffer.concat([Buffer.from(directory + "/"), name]), { bigint: true });
+      const stat = lstatSync(Buffer.concat([Buffer.from(directory + "/"), name]), { bigint: true });
       if (stat.isFile()) files.set(name.toString("latin1"), { path: name.toString(), size: Number(stat.size), time: stat.mtimeNs });
     } catch {
       // It was removed in between.
@@ -526,7 +537,7 @@ function changedFiles(run) {
 
 function privateMemory() {
   try {
-    const text = fs.readFileSync("/proc/self/smaps_rollup", "latin1");
+    const text = readFileSync("/proc/self/smaps_rollup", "latin1");
     let kilobytes = 0;
     for (const match of text.matchAll(/^Private_(?:Clean|Dirty): +(\d+) kB/gm)) kilobytes += Number(match[1]);
     return kilobytes * 1024;
@@ -582,6 +593,7 @@ function startRun(request) {
     }
     value = script.runInThisContext({ breakOnSigint: true, displayErrors: false });
   } catch (error) {
+    resumeWrites();
     finish(run, error?.code === "ERR_SCRIPT_EXECUTION_INTERRUPTED" ? "interrupted" : "error", error);
     return;
   }
@@ -639,7 +651,7 @@ function finish(run, status, error) {
 function reportUncaught(event) {
   const report = (error) => {
     if (process.listenerCount(event) > 1) return;
-    process.stderr.write(`Uncaught ${tracebackOf(error).join("\n")}\n`);
+    stderr.write(`Uncaught ${tracebackOf(error).join("\n")}\n`);
   };
   process.on(event, report);
 }
@@ -653,8 +665,8 @@ async function withoutWarnings(use) {
 }
 
 async function main() {
-  blockWrites(process.stdout);
-  blockWrites(process.stderr);
+  blockWrites(stdout);
+  blockWrites(stderr);
   reportUncaught("uncaughtException");
   reportUncaught("unhandledRejection");
   Object.defineProperty(globalThis, "display", { value: display, writable: true, configurable: true });
@@ -671,11 +683,11 @@ async function main() {
     const lines = (pending + data).split("\n");
     pending = lines.pop();
     for (const line of lines) queue.push(parse(line));
-    startNext();
+    setImmediate(startNext);
   });
   requests.on("end", () => {
     ended = true;
-    startNext();
+    setImmediate(startNext);
   });
   writeFrame({ type: "ready", version: process.versions.node, name: "Node.js" });
 }

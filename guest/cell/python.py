@@ -7,8 +7,8 @@ import ast
 import base64
 import builtins
 import fcntl
+import gc
 import importlib
-import json
 import linecache
 import os
 import re
@@ -19,6 +19,7 @@ import threading
 import time
 import traceback
 import types
+from json import dumps, loads  # bound here: programs replace attributes of modules
 
 MAX_DISPLAYS = 100  # per run
 MAX_DISPLAY_BYTES = 4 << 20  # of all displays of a run
@@ -35,6 +36,7 @@ PRIVATE_FD = 100  # private descriptors start here, out of the way of programs t
 # Keys in display data that are not MIME types: the data that frames carry beside it.
 CHART = "bullpen/chart"
 COLUMNS = "bullpen/columns"
+TOO_LARGE = object()  # their value where computing it would only exceed a limit
 
 RUNNER = (lambda: None).__code__.co_filename
 HIDDEN = {RUNNER}  # files whose frames tracebacks leave out
@@ -50,9 +52,9 @@ def private_fd(fd):
 def to_json(value):
     """Returns value as ASCII JSON without control characters. NaN and infinities become null."""
     try:
-        text = json.dumps(value, separators=(",", ":"), allow_nan=False, default=str)
+        text = dumps(value, separators=(",", ":"), allow_nan=False, default=str)
     except (ValueError, TypeError):
-        text = json.dumps(jsonable(value), separators=(",", ":"), allow_nan=False)
+        text = dumps(jsonable(value), separators=(",", ":"), allow_nan=False)
     return text.replace("\x7f", "\\u007f")
 
 
@@ -191,7 +193,7 @@ class Run:
     def __init__(self, frames):
         self.frames = frames
         self.pid = os.getpid()
-        self.program = None  # the path of the program with --cell
+        self.memory = Memory()
         self.begin(0)
 
     def begin(self, number):
@@ -216,15 +218,13 @@ class Run:
             value = data[kind]
             if value is None:
                 continue
-            if kind == COLUMNS:
-                value, cut = value
-                if cut:
-                    truncated.append("columns")
-            encoded = self.encode(kind, value)
             name = {CHART: "chart", COLUMNS: "columns"}.get(kind, str(kind))
-            if encoded is None or encoded[1]:
-                if name not in truncated:
-                    truncated.append(name)
+            cut = False
+            if kind == COLUMNS and value is not TOO_LARGE:
+                value, cut = value
+            encoded = self.encode(kind, value)
+            if cut or encoded is None or encoded[1]:
+                truncated.append(name)
             if encoded is None:
                 continue
             self.bytes += len(encoded[0])
@@ -243,6 +243,8 @@ class Run:
 
     def encode(self, kind, value):
         """Returns a value's JSON and whether it was cut, or None if it exceeds a limit."""
+        if value is TOO_LARGE:
+            return None
         left = min(MAX_VALUE_BYTES, MAX_DISPLAY_BYTES - self.bytes)
         try:
             if kind == CHART and len(to_json(value["elements"])) > MAX_CHART_BYTES:
@@ -293,7 +295,7 @@ class Run:
         if truncated:
             body += ',"truncated":' + to_json(sorted(set(truncated)))
         self.send("error", body)
-        if self.program:  # also for clients that read only the output
+        if PROGRAM:  # also for clients that read only the output
             print(text, end="", file=sys.stderr)
 
     def exception(self, error):
@@ -307,7 +309,7 @@ class Run:
         elif error is not None or self.errors:
             status = "error"
         body = '"status":"%s","count":%d' % (status, count)
-        if (memory := private_memory()) is not None:
+        if (memory := self.memory.measure()) is not None:
             body += ',"memory":%d' % memory
         body += ',"files":' + to_json(files)
         if self.dropped:
@@ -316,6 +318,7 @@ class Run:
 
 
 RUN = None  # the context's Run
+PROGRAM = None  # the path of the program with --cell
 INTERRUPTS = Interrupts()
 
 
@@ -360,14 +363,34 @@ def format_exception(error):
         return ["%s: %s" % (type(error).__name__, text_of(error))]
 
 
-def private_memory():
-    """Returns the bytes of memory that no other process shares, or None."""
-    try:
-        with open("/proc/self/smaps_rollup", "rb") as f:
-            fields = dict(line.split(b":", 1) for line in f.read().splitlines()[1:])
-        return 1024 * sum(int(fields[name].split()[0]) for name in (b"Private_Clean", b"Private_Dirty"))
-    except Exception:
-        return None
+class Memory:
+    """Measures the memory that no other process shares.
+
+    Linux visits all pages to compute it, which takes longer than a short cell. A new measurement is
+    made after SLACK page faults or when as many pages were freed.
+    """
+
+    SLACK = 64
+
+    def __init__(self):
+        self.faults = self.resident = self.bytes = None
+
+    def measure(self):
+        """Returns the memory in bytes, or None if it is unknown."""
+        try:
+            import resource
+
+            faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+            with open("/proc/self/statm", "rb") as f:
+                resident = int(f.read().split()[1])
+            if self.bytes is None or faults - self.faults > self.SLACK or self.resident - resident > self.SLACK:
+                with open("/proc/self/smaps_rollup", "rb") as f:
+                    fields = dict(line.split(b":", 1) for line in f.read().splitlines()[1:])
+                self.bytes = 1024 * sum(int(fields[name].split()[0]) for name in (b"Private_Clean", b"Private_Dirty"))
+                self.faults, self.resident = faults, resident
+        except Exception:
+            return None
+        return self.bytes
 
 
 def regular_files(directory):
@@ -395,11 +418,16 @@ def working_directory():
 
 
 def columns_of(value):
-    """Returns the columns of a pandas DataFrame and whether rows were cut, or None for any other value."""
+    """Returns the columns of a pandas DataFrame and whether rows were cut, or None for any other value.
+
+    The index is a column if it has a name.
+    """
     pandas = sys.modules.get("pandas")
     if pandas is None or not isinstance(value, getattr(pandas, "DataFrame", ())):
         return None
     rows = value.iloc[:MAX_ROWS]
+    if rows.size > MAX_VALUE_BYTES // 2:  # JSON needs at least two bytes for a value
+        return TOO_LARGE
     index = rows.index
     series = [(index.names[i], index.get_level_values(i)) for i in range(index.nlevels) if index.names[i] is not None]
     series += [(name, rows.iloc[:, i]) for i, name in enumerate(rows.columns)]
@@ -455,6 +483,11 @@ def chart_of(figure):
     axes = [ax for ax in figure.get_axes() if ax.get_label() != "<colorbar>"]
     if not any(ax.has_data() for ax in axes):
         return None
+    points = sum(len(line.get_xdata(orig=False)) for ax in axes for line in ax.lines)
+    points += sum(len(collection.get_offsets()) for ax in axes for collection in ax.collections)
+    points += sum(len(ax.patches) for ax in axes)
+    if points > MAX_CHART_BYTES // 6:  # JSON needs at least six bytes for a point
+        return TOO_LARGE
     if len(axes) == 1:
         return axes_chart(axes[0])
     title = figure._suptitle.get_text() if figure._suptitle else None
@@ -564,7 +597,10 @@ def axis_fields(axis, letter, scale):
 
 
 def point_chart(ax, chart, kind, series):
-    """Returns the chart of lines or scattered points. Series has, for each, its artist, positions, and original x and y data."""
+    """Returns the chart of lines or scattered points.
+
+    Series has the artist, the positions, and the original x and y data of each.
+    """
     elements = []
     for number, (artist, positions, xs, ys) in enumerate(series):
         label = artist.get_label()
@@ -589,33 +625,39 @@ def point(axis, number, original, i):
     return axis_value(axis, number)
 
 
-def position_label(axis, low, high):
-    """Returns the label of a bar or box between two positions of an axis."""
+def position_namer(axis):
+    """Returns a function that returns the label of a bar or box between two positions of an axis."""
     from matplotlib.ticker import FixedLocator
 
-    center = (low + high) / 2
     fixed = isinstance(axis.get_major_locator(), FixedLocator)
-    ticks = zip(axis.get_ticklocs(), [label.get_text() for label in axis.get_ticklabels()])
-    names = {position: name for position, name in ticks if name} if fixed else categories(axis)
-    if names:
-        return names[min(names, key=lambda p: abs(p - center))]
-    value = axis_value(axis, center)
-    return value if isinstance(value, str) else "%.12g" % value
+    ticks = zip(axis.get_ticklocs(), [label.get_text() for label in axis.get_ticklabels()]) if fixed else ()
+    names = {position: name for position, name in ticks if name} or categories(axis)
+
+    def name(low, high):
+        center = (low + high) / 2
+        if names:
+            return names[min(names, key=lambda position: abs(position - center))]
+        value = axis_value(axis, center)
+        return value if isinstance(value, str) else "%.12g" % value
+
+    return name
 
 
 def bar_chart(ax, chart, containers):
     horizontal = all(c.orientation == "horizontal" for c in containers)
+    names = position_namer(ax.xaxis), position_namer(ax.yaxis)
     elements = []
     for i, container in enumerate(containers):
         group = container.get_label()
         if group.startswith("_"):
             group = "Group %d" % i
         for bar in container:
-            x, y, width, height = bar.get_x(), bar.get_y(), bar.get_width(), bar.get_height()
-            axis, low, extent, value = ax.xaxis, x, width, height
             if container.orientation == "horizontal":
-                axis, low, extent, value = ax.yaxis, y, height, width
-            label = position_label(axis, low, low + extent)
+                label = names[1](bar.get_y(), bar.get_y() + bar.get_height())
+                value = bar.get_width()
+            else:
+                label = names[0](bar.get_x(), bar.get_x() + bar.get_width())
+                value = bar.get_height()
             elements.append({"label": label, "group": group, "value": jsonable(value)})
     return {**chart, "type": "bar", **labels(ax, swapped=horizontal), "elements": elements}
 
@@ -661,6 +703,7 @@ def whisker_ends(box, lines):
 
 
 def box_chart(ax, chart, boxes, lines):
+    names = position_namer(ax.xaxis), position_namer(ax.yaxis)
     elements = []
     for box in boxes:
         p, v, low, high, first, third = (box[k] for k in ("p", "v", "low", "high", "first", "third"))
@@ -673,7 +716,7 @@ def box_chart(ax, chart, boxes, lines):
             elif positions and low < min(positions) == max(positions) < high:
                 outliers += [value for value in values if not least <= value <= most]
         elements.append({
-            "label": position_label(ax.yaxis if p else ax.xaxis, low, high),
+            "label": names[p](low, high),
             "min": least,
             "first_quartile": first,
             "median": median,
@@ -722,7 +765,8 @@ class Figures:
         import logging
 
         # Otherwise it warns on stderr when making its cache takes long.
-        logging.getLogger("matplotlib.font_manager").addFilter(lambda r: "building the font cache" not in r.getMessage())
+        logger = logging.getLogger("matplotlib.font_manager")
+        logger.addFilter(lambda record: "building the font cache" not in record.getMessage())
         if not os.environ.get("MPLBACKEND"):
             matplotlib.rcParams["backend"] = "module://" + self.BACKEND
             matplotlib.interactive(True)
@@ -777,6 +821,7 @@ class Figures:
         finally:
             pyplot.close("all")
             self.drawn = False
+            gc.collect(1)  # figures are reference cycles
 
     def end_cell(self):
         if self.drawn:
@@ -806,7 +851,8 @@ def set_matplotlib_directory():
             pass  # matplotlib explains what is wrong
 
 
-# The shells. Both have start(module), run(code) and the attributes count and name.
+# The shells. Both have the attributes count and name, and these methods: warm does before a fork
+# what first cells would do, start begins with a module as the user's, and run runs a cell.
 
 
 class PlainShell:
@@ -834,6 +880,11 @@ class PlainShell:
             self.futures |= getattr(__future__, name).compiler_flag
         FIGURES.show = self.display
 
+    def warm(self, values):
+        for value in values:
+            self.format(value)
+        format_exception(ValueError())
+
     def start(self, module):
         self.namespace = vars(module)
         self.namespace["__builtins__"] = builtins
@@ -842,8 +893,8 @@ class PlainShell:
 
     def compile(self, code):
         """Returns the code objects of a cell's statements and of its last expression, or None for one it lacks."""
-        name = RUN.program or "<cell %d>" % self.count
-        if not RUN.program:
+        name = PROGRAM or "<cell %d>" % self.count
+        if not PROGRAM:
             linecache.cache[name] = len(code), None, code.splitlines(True), name
         flags = self.flags | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
         tree = compile(code, name, "exec", flags | ast.PyCF_ONLY_AST, True)
@@ -896,7 +947,7 @@ class PlainShell:
 
     def failed(self, error):
         error = interrupted_error(error)
-        if not (isinstance(error, SystemExit) and (RUN.program or os.getpid() != RUN.pid)):
+        if not (isinstance(error, SystemExit) and (PROGRAM or os.getpid() != RUN.pid)):
             RUN.exception(error)
 
     def result(self, value):
@@ -913,23 +964,27 @@ class PlainShell:
                 self.show(value, extra)
 
     def show(self, value, metadata=None, result=False):
-        kind = type(value)
-        if hasattr(kind, "_ipython_display_"):
+        if hasattr(type(value), "_ipython_display_"):
             value._ipython_display_()
             return
-        data, more = {}, {}
+        data, more = self.format(value)
+        RUN.display(data, {**more, **(metadata or {})}, result)
+
+    def format(self, value):
+        """Returns the MIME bundle of a value and its metadata."""
+        kind, data, metadata = type(value), {}, {}
         if hasattr(kind, "_repr_mimebundle_"):
-            data, more = with_metadata(value._repr_mimebundle_())
+            data, metadata = with_metadata(value._repr_mimebundle_())
         for mime, name in self.REPRS.items():
             if mime not in data and hasattr(kind, name) and not isinstance(value, type):
-                data[mime], extra = with_metadata(getattr(value, name)())
-                if extra:
-                    more[mime] = extra
+                data[mime], more = with_metadata(getattr(value, name)())
+                if more:
+                    metadata[mime] = more
         if is_figure(value):
             data["image/png"] = figure_image(value)
         if "text/plain" not in data:
             data["text/plain"] = repr(value)
-        RUN.display({**data, **extras(value)}, {**more, **(metadata or {})}, result)
+        return {**data, **extras(value)}, metadata
 
 
 def with_metadata(value):
@@ -942,9 +997,11 @@ def restore_interpreter():
 
     Callers end tracing and profiling themselves before: this call would be traced.
     """
-    for name, value in BUILTINS.items():
-        if name not in vars(builtins):
-            setattr(builtins, name, value)
+    for name in BUILTINS.keys() - vars(builtins).keys():
+        setattr(builtins, name, BUILTINS[name])
+    for name in ("stdin", "stdout", "stderr"):
+        if not hasattr(sys, name):
+            setattr(sys, name, getattr(sys, "__%s__" % name, None))
     sys.setrecursionlimit(max(sys.getrecursionlimit(), 1000))
 
 
@@ -998,10 +1055,10 @@ def ipython_shell():
 
     class CachingCompiler(compilerop.CachingCompiler):
         def get_code_name(self, raw_code, transformed_code, number):
-            return RUN.program or super().get_code_name(raw_code, transformed_code, number)
+            return PROGRAM or super().get_code_name(raw_code, transformed_code, number)
 
         def format_code_name(self, name):
-            return None if RUN.program else super().format_code_name(name)
+            return None if PROGRAM else super().format_code_name(name)
 
     class Profile(profiledir.ProfileDir):
         """A profile without a directory."""
@@ -1107,7 +1164,8 @@ def ipython_shell():
                 from IPython.utils.text import LSString, SList
 
                 command = self.var_expand(cmd, depth=depth + 1)
-                text = subprocess.run(command, shell=True, stdout=-1, stderr=-2, encoding="utf-8", errors="replace").stdout
+                pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+                text = subprocess.run(command, shell=True, encoding="utf-8", errors="replace", **pipe).stdout
                 output = SList(text.splitlines()) if split else LSString(text)
             if INTERRUPTS.count != interrupts:
                 raise KeyboardInterrupt
@@ -1135,7 +1193,7 @@ def ipython_shell():
 
         def showtraceback(self, *args, **kwargs):
             error = sys.exc_info()[1]
-            if isinstance(error, SystemExit) and (RUN.program or os.getpid() != RUN.pid):
+            if isinstance(error, SystemExit) and (PROGRAM or os.getpid() != RUN.pid):
                 raise error
             try:
                 super().showtraceback(*args, **kwargs)
@@ -1163,6 +1221,16 @@ def ipython_shell():
         def start(self, module):
             pass
 
+        def warm(self, values):
+            shell = self.shell
+            shell.run_cell("None", silent=True)
+            for value in values:
+                shell.display_formatter.format(value)
+            try:
+                raise ValueError
+            except ValueError:
+                shell.InteractiveTB.structured_traceback(*sys.exc_info())
+
         @property
         def count(self):
             return self.shell.execution_count
@@ -1188,6 +1256,8 @@ def ipython_shell():
                 else:
                     result = shell.run_cell(code, store_history=True)
                 error = result.error_before_exec or result.error_in_exec
+                if error is None and INTERRUPTS.count and code.lstrip().startswith("%%"):
+                    error = KeyboardInterrupt()  # magics for other languages swallow it
             except BaseException as e:
                 sys.settrace(None)
                 sys.setprofile(None)
@@ -1264,14 +1334,14 @@ class Context:
         self.buffer = rest
         # The variables of module contextvars that a cell sets are there in the next.
         options = {"context": self.variables} if sys.version_info >= (3, 11) else {}
-        task = self.loop.create_task(self.run(json.loads(line)), **options)
+        task = self.loop.create_task(self.run(loads(line)), **options)
         INTERRUPTS.task = task
         task.add_done_callback(lambda _: self.next())
 
     async def run(self, request):
         RUN.begin(request["run"])
-        former = {name: os.environ.get(name) for name in request.get("env") or {}}
-        os.environ.update(request.get("env") or {})
+        variables = request.get("env") or {}
+        former = {name: os.environ.get(name) for name in variables}
         directory = working_directory()
         before = regular_files(directory)
         forget_missing_modules()
@@ -1281,6 +1351,7 @@ class Context:
         try:
             try:
                 INTERRUPTS.running = True
+                os.environ.update(variables)
                 error = await self.shell.run(request["code"])
                 if os.getpid() == RUN.pid:
                     RUN.frames.flush()
@@ -1333,7 +1404,8 @@ def exit_fork(error):
 
 def forget_missing_modules():
     """Makes modules importable that were installed or written since the last search."""
-    for path, finder in list(sys.path_importer_cache.items()):
+    for path in {*sys.path, working_directory()}:
+        finder = sys.path_importer_cache.get(path, "unknown")
         if finder is None:
             del sys.path_importer_cache[path]
         elif hasattr(finder, "invalidate_caches"):
@@ -1401,9 +1473,9 @@ def close_all(*descriptors):
 
 def run_program(shell, nonce, path, arguments):
     """Runs a program as one cell and returns its exit code, or raises SystemExit."""
-    global RUN
+    global RUN, PROGRAM
     RUN = Run(Frames(nonce))
-    RUN.program = path
+    PROGRAM = path
     RUN.begin(1)
     os.register_at_fork(after_in_child=lambda: close_all(RUN.frames.out, RUN.frames.err))
     INTERRUPTS.install()
@@ -1449,6 +1521,7 @@ def serve():
     import array  # noqa: F401
     import ctypes
     import socket
+    import warnings
 
     os.chdir("/")
     guest = socket.socket(fileno=private_fd(0))
@@ -1467,18 +1540,28 @@ def serve():
             failed[name] = "%s: %s" % (type(e).__name__, text_of(e))
         if thread_count() > count:
             threads[name] = count = thread_count()
+    values = [1]
+    if "pandas" in sys.modules:
+        values.append(sys.modules["pandas"].DataFrame({"a": [1]}))
     if "matplotlib.pyplot" in sys.modules:
         importlib.import_module(FIGURES.BACKEND)
+        figure = sys.modules["matplotlib.figure"].Figure()
+        figure.subplots().plot([1, 2])
+        values.append(figure)
+    shell.warm(values)
+    del values
     import asyncio  # noqa: F401
-    import gc
     import getpass  # noqa: F401
 
     # Libraries such as OpenBLAS end their threads before a fork and start them when they need them.
-    if (pid := os.fork()) == 0:
-        os._exit(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Python warns about forks of processes with threads
+        if (pid := os.fork()) == 0:
+            os._exit(0)
     os.waitpid(pid, 0)
     if thread_count() > 1:
-        guest.send(json.dumps({"error": "threads run after the import of " + ", ".join(threads or ["IPython"])}).encode())
+        names = ", ".join(threads or [shell.name])
+        guest.send(dumps({"error": "threads run after the import of " + names}).encode())
         os._exit(1)
     gc.collect()
     gc.freeze()
@@ -1488,7 +1571,7 @@ def serve():
     poll = select.poll()
     poll.register(guest, select.POLLIN)
     poll.register(ended, select.POLLIN)
-    guest.send(json.dumps({"ready": True, **({"failed": failed} if failed else {})}).encode())
+    guest.send(dumps({"ready": True, **({"failed": failed} if failed else {})}).encode())
     while True:
         events = dict(poll.poll())
         if ended in events:
@@ -1498,19 +1581,19 @@ def serve():
             continue
         message, descriptors, flags, _ = socket.recv_fds(guest, 1 << 20, 3, socket.MSG_CMSG_CLOEXEC)
         if not message:
-            os._exit(0)
+            raise ConnectionResetError
         try:
             if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC) or len(descriptors) != 3:
                 raise ValueError("a message needs three descriptors and at most 1 MiB")
-            order = json.loads(message)
+            order = loads(message)
             pid = os.fork()
         except Exception as e:
             close_all(*descriptors)
-            guest.send(json.dumps({"error": "%s: %s" % (type(e).__name__, e)}).encode())
+            guest.send(dumps({"error": "%s: %s" % (type(e).__name__, e)}).encode())
             continue
         if pid:
             close_all(*descriptors)
-            guest.send(json.dumps({"pid": pid}).encode())
+            guest.send(dumps({"pid": pid}).encode())
             continue
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -1533,7 +1616,7 @@ def reap(guest):
             return
         if not pid:
             return
-        guest.send(json.dumps({"exited": pid, "status": status}).encode())
+        guest.send(dumps({"exited": pid, "status": status}).encode())
 
 
 def become(order, descriptors):
@@ -1567,7 +1650,10 @@ def main():
     if not getattr(sys.flags, "safe_path", False) and not sys.flags.isolated:
         del sys.path[0]
     if arguments[:1] == ["--serve"]:
-        shell, nonce = serve()
+        try:
+            shell, nonce = serve()
+        except ConnectionError:
+            os._exit(0)  # the guest closed the socket
         start_context(shell, nonce)
         return
     nonce = os.environ.pop("BULLPEN_CELL", None)

@@ -17,6 +17,9 @@ const (
 	syncTimeout = time.Second
 )
 
+// frameStart is how frames begin.
+const frameStart = `{"sync":`
+
 const chunkEnd = "\x1b\\"
 
 // Reader splits what a runner prints into text and frames. Its fields must be set before use.
@@ -119,6 +122,10 @@ func (o *Output) chunk(body []byte) {
 		return
 	}
 	more, part := body[0] == '1', body[2:]
+	if bytes.HasPrefix(part, []byte(frameStart)) { // an incomplete frame came before
+		o.drop()
+		o.lost = false
+	}
 	if !o.lost && !o.add(part) {
 		o.lost = true
 		o.drop()

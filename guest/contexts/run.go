@@ -28,6 +28,9 @@ const (
 	statusLost    = "lost"
 )
 
+// insistEvery is how often SIGINT is sent again to interpreters that may miss it.
+const insistEvery = 250 * time.Millisecond
+
 // maxEarly is how much of what an interpreter says at its start is kept, in bytes.
 const maxEarly = 4 << 10
 
@@ -207,7 +210,7 @@ func (r *run) wait() (status, message string) {
 		// An interpreter that does not read is one that does not end the run either.
 		_, _ = i.input.Write(c.language.Encode(&cell.Request{Run: r.number, Code: r.asked.Code, Env: r.asked.Env}))
 	}()
-	var timeout, disobeyed <-chan time.Time
+	var timeout, disobeyed, again <-chan time.Time
 	if r.asked.Timeout > 0 {
 		timer := time.NewTimer(time.Duration(r.asked.Timeout) * time.Second)
 		defer timer.Stop()
@@ -233,6 +236,13 @@ func (r *run) wait() (status, message string) {
 			timer := time.NewTimer(obeyTimeout)
 			defer timer.Stop()
 			disobeyed = timer.C
+			if c.language.Insist {
+				ticker := time.NewTicker(insistEvery)
+				defer ticker.Stop()
+				again = ticker.C
+			}
+		case <-again:
+			i.child.Interrupt()
 		case <-disobeyed:
 			c.lose(context.Background(), reasonUninterrupted,
 				fmt.Sprintf("the cell was interrupted and did not end within %s; restart the context", obeyTimeout))
