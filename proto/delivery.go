@@ -239,9 +239,9 @@ const (
 	EventSessionPrefix = "agent_session."
 )
 
-// WebhookBody returns the body of an execution's webhook. Outputs are truncated to keep it within
-// most bytes; a truncated body has resultURL, the URL of the whole result. Other fields, above all
-// metadata, may still exceed the limit.
+// WebhookBody returns the body of an execution's webhook. Its last results are left out, and then
+// outputs are truncated, to keep it within most bytes; such a body has resultURL, the URL of the
+// whole result. Other fields, above all metadata, may still exceed the limit.
 func WebhookBody(r *Record, resultURL string, most int) ([]byte, error) {
 	if r.Result == nil || r.CompletedAt == nil {
 		return nil, fmt.Errorf("make the webhook of %s: it has not ended", r.TraceID)
@@ -275,7 +275,11 @@ func WebhookBody(r *Record, resultURL string, most int) ([]byte, error) {
 		left -= encodedLen(name) + encodedLen(value) + len(`"":"",`)
 	}
 	stdout, stderr := encodedLen(result.Stdout), encodedLen(result.Stderr)
-	if left = max(left, 0); stdout+stderr > left {
+	left = max(left, 0)
+	if kept := fitDisplays(result.Results, left-stdout-stderr); kept < len(result.Results) {
+		result.Results, result.ResultsTruncated, body.ResultURL = result.Results[:kept], true, resultURL
+	}
+	if stdout+stderr > left {
 		// Each output gets half, plus whatever the other output leaves unused of its half.
 		half := left / 2
 		result.Stdout, result.StdoutTruncated = fit(result.Stdout, max(half, left-stderr), result.StdoutTruncated)
@@ -311,6 +315,16 @@ func encodedRune(r rune) int {
 		return 2
 	}
 	return utf8.RuneLen(r)
+}
+
+// fitDisplays returns how many of the first displays take at most left bytes in JSON.
+func fitDisplays(displays []Display, left int) int {
+	for i := range displays {
+		if left -= displays[i].Size() + len(","); left < 0 {
+			return i
+		}
+	}
+	return len(displays)
 }
 
 // fit returns the prefix of text that takes at most left bytes in JSON. It reports whether the text

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"math/bits"
 	"strconv"
 	"unicode/utf8"
@@ -18,6 +19,7 @@ type EventType string
 const (
 	EventStatus    EventType = "status"
 	EventOutput    EventType = "output"
+	EventDisplay   EventType = "display" // of an execution with rich
 	EventKeepalive EventType = "keepalive"
 	EventResult    EventType = "result"
 )
@@ -62,6 +64,33 @@ func AppendOutputEvent(dst []byte, stream Stream, data []byte, seq int64) []byte
 	return appendSeq(dst, seq)
 }
 
+// maxDisplayEvent is the size of a display in an event. An event must fit into a message, together
+// with its overhead.
+const maxDisplayEvent = 384 << 10
+
+// AppendDisplayEvent appends an event with a display, which is the result with that index. Parts of a
+// larger display than an event can have are left out, and the event names them.
+func AppendDisplayEvent(dst []byte, index int, d *Display, seq int64) []byte {
+	small := *d
+	small.Data = maps.Clone(d.Data)
+	small.Truncated = nil
+	small.Cut(func(size int) bool { return size <= maxDisplayEvent })
+	omitted := small.Truncated
+	small.Truncated = d.Truncated
+	dst = append(dst, `{"type":"display","index":`...)
+	dst = strconv.AppendInt(dst, int64(index), 10)
+	dst = append(dst, `,"display":`...)
+	dst = append(dst, small.JSON()...)
+	for i, name := range omitted {
+		dst = append(dst, map[bool]string{true: `,"omitted":[`, false: ","}[i == 0]...)
+		dst = AppendJSONString(dst, name)
+	}
+	if len(omitted) > 0 {
+		dst = append(dst, ']')
+	}
+	return appendSeq(dst, seq)
+}
+
 // AppendKeepaliveEvent appends a keepalive event. It repeats the sequence number of the last event
 // sent, 0 before the first.
 func AppendKeepaliveEvent(dst []byte, seq int64) []byte {
@@ -97,19 +126,18 @@ func WriteResultEvent(w io.Writer, r *Record) error {
 func WriteResult(w io.Writer, r *Result) error { return writeResult(w, nil, r, nil) }
 
 func writeResult(w io.Writer, head []byte, r *Result, tail []byte) error {
-	rest := *r
-	rest.Stdout, rest.Stderr = "", ""
+	rest := r.WithoutOutput()
 	small, err := json.Marshal(rest)
 	if err != nil {
 		return fmt.Errorf("encode result: %w", err)
 	}
 	before, after, _ := bytes.Cut(small, []byte(`"stdout":"","stderr":""`))
-	return WriteOutputs(w, append(head, before...), r.Stdout, r.Stderr, append(after, tail...))
+	return WriteOutputs(w, append(head, before...), r.Stdout, r.Stderr, r.Results, append(after, tail...))
 }
 
-// WriteOutputs writes head, the members stdout and stderr of a JSON object, and tail. It encodes
-// the outputs in pieces.
-func WriteOutputs(w io.Writer, head []byte, stdout, stderr string, tail []byte) error {
+// WriteOutputs writes head, the members stdout, stderr and results of a JSON object, and tail. It
+// encodes the outputs in pieces. Without results their member is absent.
+func WriteOutputs(w io.Writer, head []byte, stdout, stderr string, results []Display, tail []byte) error {
 	if _, err := w.Write(append(head, `"stdout":`...)); err != nil {
 		return err
 	}
@@ -120,6 +148,9 @@ func WriteOutputs(w io.Writer, head []byte, stdout, stderr string, tail []byte) 
 		return err
 	}
 	if err := WriteJSONString(w, stderr); err != nil {
+		return err
+	}
+	if err := writeDisplays(w, results); err != nil {
 		return err
 	}
 	_, err := w.Write(tail)

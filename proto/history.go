@@ -120,8 +120,7 @@ func (e *HistoryError) Unwrap() error { return e.Err }
 func SummarizeRecord(r *Record) ([]byte, error) {
 	small := *r.Public()
 	if small.Result != nil {
-		result := *small.Result
-		result.Stdout, result.Stderr = "", ""
+		result := small.Result.WithoutOutput()
 		small.Result = &result
 	}
 	text, err := json.Marshal(&small)

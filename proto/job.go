@@ -185,6 +185,8 @@ type Job struct {
 	// Container gives the home the layout of a vendor's container, which model programs expect: it
 	// is also at [ContainerData], and its directory [ContainerTmp] is /tmp.
 	Container bool `json:"container,omitempty"`
+	// Rich runs the program, which is in Python, as one cell, whose displays become results.
+	Rich bool `json:"rich,omitempty"`
 	// StreamPartial makes incomplete lines events after a moment.
 	StreamPartial bool `json:"stream_partial,omitempty"`
 	// KillGrace is the requested time between SIGTERM and SIGKILL; nil for none.
@@ -273,7 +275,7 @@ func (r *Record) Public() *Record {
 type Usage struct {
 	CPUMS       int64         `json:"cpu_ms"`
 	MemoryPeak  int64         `json:"memory_peak"`            // bytes
-	OutputBytes int64         `json:"output_bytes,omitempty"` // of stdout and stderr in the result
+	OutputBytes int64         `json:"output_bytes,omitempty"` // of stdout, stderr and results in the result
 	Network     *NetworkUsage `json:"network,omitempty"`      // nil if the network was blocked
 }
 

@@ -28,10 +28,13 @@ func EncodeRecord(r *Record) ([]byte, error) {
 			*result = &small
 		}
 	}
-	head, err := json.Marshal(storedRecord{&rest, len(stdout), len(stderr), r.Request})
-	if err != nil {
+	var b bytes.Buffer
+	enc := json.NewEncoder(&b)
+	enc.SetEscapeHTML(false) // results have much HTML, and their size is limited
+	if err := enc.Encode(storedRecord{&rest, len(stdout), len(stderr), r.Request}); err != nil {
 		return nil, fmt.Errorf("encode record of %s: %w", r.TraceID, err)
 	}
+	head := bytes.TrimSuffix(b.Bytes(), []byte("\n"))
 	if len(stdout)+len(stderr) == 0 {
 		return head, nil
 	}

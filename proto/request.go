@@ -12,6 +12,7 @@ type Request struct {
 	Args      []string `json:"args,omitempty"`
 	Stdin     string   `json:"stdin,omitempty"`
 	KillGrace *Seconds `json:"kill_grace,omitempty"`
+	Rich      bool     `json:"rich,omitempty"`
 	Requested
 }
 
@@ -33,5 +34,7 @@ func (j *Job) Request() *Request {
 	if j.Requested == nil || j.SandboxID != "" || j.Batch != "" || size > MaxKeptRequest {
 		return nil
 	}
-	return &Request{Code: j.Code, Args: j.Args, Stdin: j.Stdin, KillGrace: j.KillGrace, Requested: *j.Requested}
+	return &Request{
+		Code: j.Code, Args: j.Args, Stdin: j.Stdin, KillGrace: j.KillGrace, Rich: j.Rich, Requested: *j.Requested,
+	}
 }

@@ -7,20 +7,22 @@ import "fmt"
 type Result struct {
 	_ struct{} `doc:"What a program did, or why it did not run to its end."`
 
-	Success              bool    `json:"success" doc:"Exactly exit_code == 0."`
-	Stdout               string  `json:"stdout"`
-	Stderr               string  `json:"stderr"`
-	ExitCode             int     `json:"exit_code" minimum:"-1" maximum:"255" doc:"128+N if signal N ended the program; -1 if the platform did."`
-	Error                *string `json:"error" doc:"null unless the platform ended the program."`
-	ErrorCode            *string `json:"error_code" format:"error-code"`
-	ErrorMessage         *string `json:"error_message" doc:"The error in a sentence, with the numbers."`
-	ProgramExitCode      *int    `json:"program_exit_code,omitempty" doc:"The program's own exit code, with thread_save_error and storage_write_error, and with cancelled and timeout if it exited by itself after SIGTERM. Otherwise absent."`
-	DurationMS           int64   `json:"duration_ms" minimum:"0" doc:"From the program's start to its end."`
-	StdoutTruncated      bool    `json:"stdout_truncated"`
-	StderrTruncated      bool    `json:"stderr_truncated"`
-	StdoutInvalidUTF8    bool    `json:"stdout_invalid_utf8,omitempty" doc:"true if stdout has bytes that are not UTF-8. Each is U+FFFD here; the exact bytes are at /v1/executions/{id}/output/stdout. Otherwise absent. An extension of the public contract."`
-	StderrInvalidUTF8    bool    `json:"stderr_invalid_utf8,omitempty" doc:"The same of stderr."`
-	OutputBudgetExceeded bool    `json:"output_budget_exceeded,omitempty" doc:"true if less output was kept than the sandbox allows, because the organisation had used up its hourly output budget, or the server's disk was full. Otherwise absent. An extension of the public contract."`
+	Success              bool      `json:"success" doc:"Exactly exit_code == 0."`
+	Stdout               string    `json:"stdout"`
+	Stderr               string    `json:"stderr"`
+	Results              []Display `json:"results,omitempty" maxItems:"100" doc:"What a program with rich has shown, in order: at most 4 MiB of JSON together, and no more than its sandbox keeps of stdout. Absent if there is nothing. An extension of the public contract."`
+	ExitCode             int       `json:"exit_code" minimum:"-1" maximum:"255" doc:"128+N if signal N ended the program; -1 if the platform did."`
+	Error                *string   `json:"error" doc:"null unless the platform ended the program."`
+	ErrorCode            *string   `json:"error_code" format:"error-code"`
+	ErrorMessage         *string   `json:"error_message" doc:"The error in a sentence, with the numbers."`
+	ProgramExitCode      *int      `json:"program_exit_code,omitempty" doc:"The program's own exit code, with thread_save_error and storage_write_error, and with cancelled and timeout if it exited by itself after SIGTERM. Otherwise absent."`
+	DurationMS           int64     `json:"duration_ms" minimum:"0" doc:"From the program's start to its end."`
+	StdoutTruncated      bool      `json:"stdout_truncated"`
+	StderrTruncated      bool      `json:"stderr_truncated"`
+	ResultsTruncated     bool      `json:"results_truncated,omitempty" doc:"true if results are missing or incomplete because there were too many, or they were too large. Otherwise absent."`
+	StdoutInvalidUTF8    bool      `json:"stdout_invalid_utf8,omitempty" doc:"true if stdout has bytes that are not UTF-8. Each is U+FFFD here; the exact bytes are at /v1/executions/{id}/output/stdout. Otherwise absent. An extension of the public contract."`
+	StderrInvalidUTF8    bool      `json:"stderr_invalid_utf8,omitempty" doc:"The same of stderr."`
+	OutputBudgetExceeded bool      `json:"output_budget_exceeded,omitempty" doc:"true if less output was kept than the sandbox allows, because the organisation had used up its hourly output budget, or the server's disk was full. Otherwise absent. An extension of the public contract."`
 }
 
 // Exited returns the result of a program that exited with code.
@@ -67,11 +69,21 @@ func (r Result) unstored(code ErrorCode, message string) Result {
 	f.Stdout, f.Stderr, f.StdoutTruncated, f.StderrTruncated, f.DurationMS = r.Stdout, r.Stderr, r.StdoutTruncated,
 		r.StderrTruncated, r.DurationMS
 	f.StdoutInvalidUTF8, f.StderrInvalidUTF8 = r.StdoutInvalidUTF8, r.StderrInvalidUTF8
+	f.Results, f.ResultsTruncated = r.Results, r.ResultsTruncated
 	f.OutputBudgetExceeded, f.ProgramExitCode = r.OutputBudgetExceeded, r.ProgramExitCode
 	if r.ErrorCode == nil {
 		f.ProgramExitCode = &r.ExitCode
 	}
 	return f
+}
+
+// OutputBytes returns the size of the outputs and the results.
+func (r *Result) OutputBytes() int { return len(r.Stdout) + len(r.Stderr) + sizeOf(r.Results) }
+
+// WithoutOutput returns r without its outputs and results.
+func (r Result) WithoutOutput() Result {
+	r.Stdout, r.Stderr, r.Results = "", "", nil
+	return r
 }
 
 // Status returns the terminal status of an execution with result r.

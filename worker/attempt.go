@@ -34,6 +34,7 @@ type attempt struct {
 
 	// The stage prepare sets what follows.
 	file    string // name of the program's file, if it is in the home
+	nonce   string // of the frames of a program that runs as a cell; empty for others
 	program jail.Program
 	live    *live.Sandbox // nil if the job is no live sandbox
 }

@@ -36,12 +36,13 @@ func (a *attempt) collect(e *ended) Outcome {
 	r.Stdout, r.StdoutTruncated = e.stdout.text()
 	r.Stderr, r.StderrTruncated = e.stderr.text()
 	r.StdoutInvalidUTF8, r.StderrInvalidUTF8 = !utf8.ValidString(r.Stdout), !utf8.ValidString(r.Stderr)
+	r.Results, r.ResultsTruncated = e.displays.kept, e.displays.truncated
 	r.OutputBudgetExceeded = e.overBudget
 	return Outcome{
 		Result: r, LastSeq: e.lastSeq, OutputTruncated: e.truncated, Steps: &a.spent.steps,
 		Usage: &proto.Usage{
 			CPUMS: e.outcome.CPUTime.Milliseconds(), MemoryPeak: e.outcome.MemoryPeak, Network: e.outcome.Network,
-			OutputBytes: int64(len(r.Stdout) + len(r.Stderr)),
+			OutputBytes: int64(r.OutputBytes()),
 		},
 	}
 }

@@ -50,6 +50,10 @@ type Outcome struct {
 // Output publishes the events of one attempt.
 type Output interface {
 	Stream(s proto.Stream) Stream
+	// KeepDisplay reports whether a display of n bytes goes into the result. It is called before Display.
+	KeepDisplay(n int) bool
+	// Display publishes the display with an index in the result.
+	Display(index int, d *proto.Display)
 	// Close returns the number of the last event. truncated reports whether events are missing for
 	// readers.
 	Close() (last int64, truncated bool)

@@ -3,6 +3,7 @@ package worker
 import (
 	"cmp"
 	"context"
+	"crypto/rand"
 	"time"
 
 	"github.com/bullpen-run/bullpen/proto"
@@ -48,6 +49,10 @@ func (a *attempt) programFor(b *sandbox) (jail.Program, error) {
 	}
 	source.Code, source.Args, source.Stdin = job.Code, job.Args, job.Stdin
 	source.TraceID, source.File = string(job.TraceID), a.file
+	if job.Rich {
+		a.nonce = rand.Text()
+		source.Cell = a.nonce
+	}
 	source.Env = withSecrets(job, b.secrets)
 	if b.injector != nil {
 		source.Env = withTrust(source.Env)

@@ -14,6 +14,7 @@ import (
 type ended struct {
 	outcome        jail.Outcome
 	stdout, stderr *collector
+	displays       *displays
 	lastSeq        int64 // of the last event published
 	truncated      bool  // events are missing for readers
 	overBudget     bool  // less is kept because the organisation has used up its budget of stored output
@@ -37,6 +38,11 @@ func (a *attempt) run(ctx context.Context, c *claim, b *sandbox) (*ended, error)
 	maskedOut, maskedErr := secrets.Writer(e.stdout), secrets.Writer(e.stderr)
 	program := a.program
 	program.Stdout, program.Stderr, program.Cancel = maskedOut, maskedErr, c.cancelled
+	e.displays = &displays{events: events, masks: secrets}
+	closeOutputs := func() {}
+	if a.nonce != "" {
+		program.Stdout, program.Stderr, closeOutputs = richOutputs(a.nonce, maskedOut, maskedErr, e.displays)
+	}
 	if a.live != nil {
 		stop := a.stopLive(c)
 		defer stop.release()
@@ -49,6 +55,7 @@ func (a *attempt) run(ctx context.Context, c *claim, b *sandbox) (*ended, error)
 	a.removeLive(ctx) // before the save: a socket without its guest would accept connections
 	a.spent.run = time.Since(began)
 	a.spent.steps.Program = a.spent.interval(period{began, a.spent.run})
+	closeOutputs()
 	maskedOut.Flush()
 	maskedErr.Flush()
 	e.lastSeq, e.truncated = events.Close()

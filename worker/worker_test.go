@@ -146,6 +146,8 @@ type output struct{}
 func (output) Stream(proto.Stream) worker.Stream { return discard{} }
 func (output) Close() (int64, bool)              { return 4, false }
 func (output) OverBudget() bool                  { return false }
+func (output) KeepDisplay(int) bool              { return true }
+func (output) Display(int, *proto.Display)       {}
 
 type discard struct{}
 

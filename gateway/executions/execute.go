@@ -65,7 +65,7 @@ func (s *Routes) execute(w http.ResponseWriter, r *web.Request) (err error) {
 			return err
 		}
 		result := record.Result
-		return waitError(run.ID, web.WriteOutput(w, len(result.Stdout)+len(result.Stderr), func(w io.Writer) error {
+		return waitError(run.ID, web.WriteOutput(w, result.OutputBytes(), func(w io.Writer) error {
 			return proto.WriteResult(w, result)
 		}))
 	}

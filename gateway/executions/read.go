@@ -43,7 +43,7 @@ func (s *Routes) getExecution(w http.ResponseWriter, r *web.Request) error {
 	}
 	output := 0
 	if r := record.Result; r != nil {
-		output = len(r.Stdout) + len(r.Stderr)
+		output = r.OutputBytes()
 	}
 	return web.WriteOutput(w, output, func(w io.Writer) error {
 		return api.NewExecution(record, delivery, s.waitingFor(record), time.Now()).Write(w)

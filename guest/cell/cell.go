@@ -19,6 +19,9 @@ const PreloadEnv = "BULLPEN_PRELOAD"
 // Dir is the directory of the runners in a sandbox.
 const Dir = "/run/bullpen/cells"
 
+// PythonRunner is the path of the runner of Python.
+const PythonRunner = Dir + "/python.py"
+
 // The runners.
 var (
 	//go:embed python.py

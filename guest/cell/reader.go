@@ -13,7 +13,8 @@ const (
 	maxFrame = 6 << 20
 	// smallFrame is the size of frames for which no memory is reserved. Only displays are larger.
 	smallFrame = 256 << 10
-	// syncTimeout is how long a frame waits for standard error, which a program may have closed.
+	// syncTimeout is how long a frame waits for standard error, which a program may have closed. The next frames do not
+	// wait again until there is a number in standard error: a program could leave many forged ones in its pipe.
 	syncTimeout = time.Second
 )
 
@@ -37,6 +38,7 @@ type Reader struct {
 	mu      sync.Mutex
 	synced  uint64        // the last number in standard error
 	closed  bool          // standard error has ended
+	late    bool          // a frame has waited in vain since the last number
 	changed chan struct{} // closed when the two above change, if anybody waits
 }
 
@@ -204,7 +206,7 @@ func (o *Output) Close() error {
 func (r *Reader) sync(number uint64, closed bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.synced, r.closed = max(r.synced, number), r.closed || closed
+	r.synced, r.closed, r.late = max(r.synced, number), r.closed || closed, false
 	if r.changed != nil {
 		close(r.changed)
 		r.changed = nil
@@ -216,7 +218,7 @@ func (r *Reader) await(number uint64) {
 	var timer *time.Timer
 	for {
 		r.mu.Lock()
-		if r.synced >= number || r.closed {
+		if r.synced >= number || r.closed || r.late {
 			r.mu.Unlock()
 			return
 		}
@@ -232,6 +234,9 @@ func (r *Reader) await(number uint64) {
 		select {
 		case <-changed:
 		case <-timer.C:
+			r.mu.Lock()
+			r.late = true
+			r.mu.Unlock()
 			return
 		}
 	}

@@ -194,12 +194,14 @@ type BatchResult struct {
 	ExitCode          *int              `json:"exit_code"`
 	Stdout            *string           `json:"stdout"`
 	Stderr            *string           `json:"stderr"`
+	Results           []proto.Display   `json:"results,omitempty" maxItems:"100" doc:"As in the result."`
 	Error             *string           `json:"error"`
 	ErrorCode         *string           `json:"error_code" format:"error-code"`
 	ErrorMessage      *string           `json:"error_message" doc:"Also reports that the record has expired."`
 	DurationMS        int64             `json:"duration_ms" minimum:"0"`
 	StdoutTruncated   bool              `json:"stdout_truncated"`
 	StderrTruncated   bool              `json:"stderr_truncated"`
+	ResultsTruncated  bool              `json:"results_truncated,omitempty" doc:"As in the result."`
 	StdoutInvalidUTF8 bool              `json:"stdout_invalid_utf8,omitempty" doc:"As in the result."`
 	StderrInvalidUTF8 bool              `json:"stderr_invalid_utf8,omitempty" doc:"As in the result."`
 	Metadata          map[string]string `json:"metadata"`
@@ -234,6 +236,7 @@ func NewBatchResult(index int, status proto.ItemStatus, record *proto.Record) *B
 		line.ExitCode, line.Stdout, line.Stderr = &r.ExitCode, &r.Stdout, &r.Stderr
 		line.Error, line.ErrorCode, line.ErrorMessage = r.Error, r.ErrorCode, r.ErrorMessage
 		line.StdoutInvalidUTF8, line.StderrInvalidUTF8 = r.StdoutInvalidUTF8, r.StderrInvalidUTF8
+		line.Results, line.ResultsTruncated = r.Results, r.ResultsTruncated
 		line.DurationMS, line.StdoutTruncated, line.StderrTruncated = r.DurationMS, r.StdoutTruncated, r.StderrTruncated
 	}
 	return line
@@ -242,7 +245,7 @@ func NewBatchResult(index int, status proto.ItemStatus, record *proto.Record) *B
 // Write writes the line with its line break, and encodes the output in pieces: it may be many MiB.
 func (r *BatchResult) Write(w io.Writer) error {
 	rest := *r
-	rest.Stdout, rest.Stderr = nil, nil
+	rest.Stdout, rest.Stderr, rest.Results = nil, nil, nil
 	small, err := json.Marshal(rest)
 	if err != nil {
 		return fmt.Errorf("encode the result of item %d: %w", r.Index, err)
@@ -252,5 +255,5 @@ func (r *BatchResult) Write(w io.Writer) error {
 		_, err := w.Write(small)
 		return err
 	}
-	return writeWithOutputs(w, small, *r.Stdout, *r.Stderr)
+	return writeWithOutputs(w, small, *r.Stdout, *r.Stderr, r.Results)
 }

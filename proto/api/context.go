@@ -49,14 +49,7 @@ type CellRequest struct {
 }
 
 // Display is something to look at: a value, a picture, a table.
-type Display struct {
-	Data      map[string]json.RawMessage `json:"data" doc:"The same thing in several forms, by MIME type, as in Jupyter: strings, which are base64 for binary types, and JSON for JSON types."`
-	Metadata  json.RawMessage            `json:"metadata,omitempty" doc:"As in Jupyter."`
-	Result    bool                       `json:"result,omitempty" doc:"true for the value of the cell's last expression."`
-	Chart     json.RawMessage            `json:"chart,omitempty" doc:"What a figure of matplotlib shows: type, title and elements, in the form of E2B's charts."`
-	Columns   json.RawMessage            `json:"columns,omitempty" doc:"A data frame: a list of values for each column."`
-	Truncated []string                   `json:"truncated,omitempty" doc:"What is left out because it was too large: MIME types, chart, columns, or display for everything."`
-}
+type Display = proto.Display
 
 // CellError is why a cell failed.
 type CellError struct {

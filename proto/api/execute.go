@@ -40,6 +40,7 @@ type ExecuteRequest struct {
 	Delay         proto.Seconds     `json:"delay,omitempty" minimum:"0" maximum:"2592000" doc:"The same in seconds from the request."`
 	KillGrace     *proto.Seconds    `json:"kill_grace,omitempty" minimum:"0" maximum:"30" doc:"Seconds between SIGTERM and SIGKILL when the program exceeds its timeout or is cancelled: at most 3 in inline and streaming executions, and 30 in async ones. 0: no SIGTERM. By default, a cancelled program has 2 seconds, and a program that exceeds its timeout is killed immediately. duration_ms includes this time, and timeout plus kill_grace must be within the plan's maximum. An extension of the public contract."`
 	StreamPartial bool              `json:"stream_partial,omitempty" default:"false" doc:"Makes an incomplete line an event after 100 ms, for prompts and for progress that is redrawn with \\r. An extension of the public contract."`
+	Rich          bool              `json:"rich,omitempty" default:"false" doc:"Runs the program, which must be in Python, as one cell of a notebook: the value of its last expression, pictures and tables become results, and display events of streams. An extension of the public contract."`
 	SubPaths      []string          `json:"sub_paths,omitempty" maxItems:"10" valueMaxLength:"512" valuePattern:"^/data/[^/]+/[^/]" doc:"Narrows storage connections of the API key for this execution: the program sees only /data/{slug}/{path} of the connection, at that path. A path outside the key's part is refused with 403. At most one per connection; other connections stay as the key has them. A missing part of a bucket is an empty directory, or 400 if the mount is read-only."`
 }
 
@@ -80,6 +81,10 @@ func (r *ExecuteRequest) Validate() error {
 	}
 	if len(r.Stdin) > proto.MaxStdinBytes {
 		return proto.FieldErrorf("stdin", "must be at most %d bytes", proto.MaxStdinBytes)
+	}
+	if r.Rich && r.Language != proto.Python {
+		return proto.FieldErrorf("rich", "must not be given with the language %s: only Python programs have rich results",
+			r.Language)
 	}
 	if r.RunAt != nil && r.Delay > 0 {
 		return proto.FieldErrorf("delay", "must not be given together with run_at")
@@ -138,7 +143,7 @@ func checkSubPaths(paths []string) error {
 func (r *ExecuteRequest) FillJob(job *proto.Job) {
 	job.Code, job.Language, job.Timeout, job.ThreadID = r.Code, r.Language, r.Timeout, r.ThreadID
 	job.Metadata, job.MaxAttempts = r.Metadata, r.MaxAttempts
-	job.Args, job.Stdin, job.KillGrace, job.StreamPartial = r.Args, r.Stdin, r.KillGrace, r.StreamPartial
+	job.Args, job.Stdin, job.KillGrace, job.StreamPartial, job.Rich = r.Args, r.Stdin, r.KillGrace, r.StreamPartial, r.Rich
 	job.Requested = &proto.Requested{EnvNames: sortedKeys(r.Env), SubPaths: r.SubPaths}
 }
 

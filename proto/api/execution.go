@@ -17,6 +17,7 @@ type Execution struct {
 	ExitCode              *int                  `json:"exit_code"`
 	Stdout                *string               `json:"stdout"`
 	Stderr                *string               `json:"stderr"`
+	Results               []proto.Display       `json:"results,omitempty" maxItems:"100" doc:"As in the result."`
 	Error                 *string               `json:"error"`
 	DurationMS            int64                 `json:"duration_ms" minimum:"0"`
 	Mode                  proto.Mode            `json:"delivery_mode"`
@@ -36,6 +37,7 @@ type Execution struct {
 	QueuedMS              int64                 `json:"queued_ms" minimum:"0"`
 	StdoutTruncated       bool                  `json:"stdout_truncated" doc:"The program wrote more to stdout than its sandbox keeps."`
 	StderrTruncated       bool                  `json:"stderr_truncated" doc:"The program wrote more to stderr than its sandbox keeps."`
+	ResultsTruncated      bool                  `json:"results_truncated,omitempty" doc:"As in the result."`
 	StdoutInvalidUTF8     bool                  `json:"stdout_invalid_utf8,omitempty" doc:"As in the result."`
 	StderrInvalidUTF8     bool                  `json:"stderr_invalid_utf8,omitempty" doc:"As in the result."`
 	OutputTruncated       bool                  `json:"output_truncated" doc:"Older events of the output stream are gone."`
@@ -127,6 +129,7 @@ func NewExecution(r *proto.Record, delivery proto.DeliveryStatus, missing *proto
 		e.Error, e.ErrorCode, e.ErrorMessage = result.Error, result.ErrorCode, result.ErrorMessage
 		e.DurationMS, e.StdoutTruncated, e.StderrTruncated = result.DurationMS, result.StdoutTruncated, result.StderrTruncated
 		e.StdoutInvalidUTF8, e.StderrInvalidUTF8 = result.StdoutInvalidUTF8, result.StderrInvalidUTF8
+		e.Results, e.ResultsTruncated = result.Results, result.ResultsTruncated
 		e.OutputBudgetExceeded, e.ProgramExitCode = result.OutputBudgetExceeded, result.ProgramExitCode
 	}
 	return e
@@ -143,7 +146,7 @@ func fraction(d time.Duration) float64 { return float64(d.Microseconds()) / 1000
 // written before an error that is not one of w.
 func (e *Execution) Write(w io.Writer) error {
 	rest := *e
-	rest.Stdout, rest.Stderr = nil, nil
+	rest.Stdout, rest.Stderr, rest.Results = nil, nil, nil
 	small, err := json.Marshal(rest)
 	if err != nil {
 		return fmt.Errorf("encode execution %s: %w", e.TraceID, err)
@@ -152,13 +155,13 @@ func (e *Execution) Write(w io.Writer) error {
 		_, err := w.Write(small)
 		return err
 	}
-	return writeWithOutputs(w, small, *e.Stdout, *e.Stderr)
+	return writeWithOutputs(w, small, *e.Stdout, *e.Stderr, e.Results)
 }
 
-// writeWithOutputs writes a JSON object in which both outputs are null, with the outputs.
-func writeWithOutputs(w io.Writer, object []byte, stdout, stderr string) error {
+// writeWithOutputs writes a JSON object in which both outputs are null, with the outputs and results.
+func writeWithOutputs(w io.Writer, object []byte, stdout, stderr string, results []proto.Display) error {
 	head, tail, _ := bytes.Cut(object, []byte(`"stdout":null,"stderr":null`))
-	return proto.WriteOutputs(w, head, stdout, stderr, tail)
+	return proto.WriteOutputs(w, head, stdout, stderr, results, tail)
 }
 
 // SubmittedRequest is the request of an execution.
@@ -175,6 +178,7 @@ type SubmittedRequest struct {
 	Profile     *string           `json:"profile" doc:"The sandbox profile that it was accepted with: that of the request, or the API key's own."`
 	Timeout     int               `json:"timeout" minimum:"1" doc:"Seconds."`
 	KillGrace   *proto.Seconds    `json:"kill_grace" minimum:"0" maximum:"30"`
+	Rich        bool              `json:"rich,omitempty"`
 	ThreadID    *string           `json:"thread_id"`
 	SubPaths    []string          `json:"sub_paths"`
 	Metadata    map[string]string `json:"metadata"`
@@ -188,7 +192,7 @@ func NewSubmittedRequest(r *proto.Record) *SubmittedRequest {
 	return &SubmittedRequest{
 		TraceID: r.TraceID, Mode: r.Mode, Code: x.Code, Language: r.Language, Args: append([]string{}, x.Args...),
 		Stdin: x.Stdin, EnvNames: append([]string{}, x.EnvNames...), Profile: optional(r.Profile), Timeout: r.Timeout,
-		KillGrace: x.KillGrace, ThreadID: optional(proto.UserThread(r.ThreadID)),
+		KillGrace: x.KillGrace, Rich: x.Rich, ThreadID: optional(proto.UserThread(r.ThreadID)),
 		SubPaths: append([]string{}, x.SubPaths...), Metadata: orEmpty(r.Metadata), MaxAttempts: r.MaxAttempts,
 		WebhookURL: optional(r.WebhookURL),
 	}
@@ -215,6 +219,15 @@ type OutputEvent struct {
 	Data   string          `json:"data"`
 	Base64 *string         `json:"base64,omitempty" doc:"The exact bytes, if U+FFFD replaces bytes in data that are not UTF-8. Otherwise absent. An extension of the public contract."`
 	Seq    int64           `json:"seq" minimum:"0"`
+}
+
+// DisplayEvent is a result of an execution with rich.
+type DisplayEvent struct {
+	Type    proto.EventType `json:"type" enum:"display"`
+	Index   int             `json:"index" minimum:"0" doc:"Its index in the results of the result event."`
+	Display proto.Display   `json:"display"`
+	Omitted []string        `json:"omitted,omitempty" doc:"What only the result event has because it is too large for this one: MIME types, metadata, chart or columns."`
+	Seq     int64           `json:"seq" minimum:"0"`
 }
 
 // KeepaliveEvent is sent after 15 seconds without other events, and where events are missing.

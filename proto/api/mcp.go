@@ -50,7 +50,7 @@ func Tools() []Tool {
 			// A model chooses neither sandbox profiles, paths of volumes nor targets of webhooks. The
 			// others are of async executions, of streams, and of clients that cancel.
 			Request:  ExecuteRequest{},
-			Without:  []string{"profile", "sub_paths", "webhook_url", "run_at", "delay", "stream_partial", "kill_grace"},
+			Without:  []string{"profile", "sub_paths", "webhook_url", "run_at", "delay", "stream_partial", "rich", "kill_grace"},
 			Response: ToolResult{},
 		},
 		{

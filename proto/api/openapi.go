@@ -33,7 +33,7 @@ func OpenAPI(version string, vendors ...Route) ([]byte, error) {
 	g.schemaOf(ChangesEvent{}, false)
 	var events []object
 	mapping := object{}
-	for _, event := range []any{StatusEvent{}, OutputEvent{}, KeepaliveEvent{}, ResultEvent{}} {
+	for _, event := range []any{StatusEvent{}, OutputEvent{}, DisplayEvent{}, KeepaliveEvent{}, ResultEvent{}} {
 		schema := g.schemaOf(event, false)
 		kind, _ := reflect.TypeOf(event).FieldByName("Type")
 		events, mapping[kind.Tag.Get("enum")] = append(events, schema), schema["$ref"]

@@ -231,9 +231,8 @@ func (t *Tail) adopt(rec *proto.Record) {
 		return
 	}
 	t.behind = t.behind || t.sent < rec.ResultSeq-1
-	if len(rec.Result.Stdout)+len(rec.Result.Stderr) > maxHeldOutput {
-		slim, result := *rec, *rec.Result
-		result.Stdout, result.Stderr = "", ""
+	if rec.Result.OutputBytes() > maxHeldOutput {
+		slim, result := *rec, rec.Result.WithoutOutput()
 		slim.Result = &result
 		t.rec, t.partial = &slim, true
 	}

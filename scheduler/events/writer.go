@@ -71,8 +71,8 @@ type Writer struct {
 	waiting    int        // bytes of pending
 	seq        int64      // of the last event
 	outputs    int64
-	limits     map[proto.Stream]int64  // bytes of each output that the result may keep
-	inResult   map[proto.Stream]int64  // bytes of each output that the result holds
+	limits     map[proto.Stream]int64  // bytes of each output, and of displays, that the result may keep
+	inResult   map[proto.Stream]int64  // bytes of each that the result holds
 	overBudget bool                    // Budget refused a reservation
 	written    map[proto.Stream]int64  // bytes in events
 	held       int64                   // stored bytes of messages that are not excess
@@ -127,7 +127,9 @@ func (w *Writer) start(
 	ctx context.Context, st *store.Store, org string, id proto.TraceID, attempt int, baseSeq, limit int64,
 ) {
 	w.store, w.org, w.id, w.attempt, w.seq, w.most = st, org, id, attempt, baseSeq, minExcess
-	w.limits = map[proto.Stream]int64{proto.Stdout: limit, proto.Stderr: limit}
+	w.limits = map[proto.Stream]int64{
+		proto.Stdout: limit, proto.Stderr: limit, displays: min(limit, proto.MaxDisplayBytes),
+	}
 	w.written, w.inResult, w.tails = map[proto.Stream]int64{}, map[proto.Stream]int64{}, map[proto.Stream][]byte{}
 	w.wake, w.done = make(chan struct{}, 1), make(chan struct{})
 	w.shrunk = sync.NewCond(&w.mu)
@@ -203,6 +205,53 @@ func (w *Writer) message(p part) *nats.Msg {
 		}
 	}
 	return m
+}
+
+// displays is the name of the results among the limits of outputs.
+const displays proto.Stream = "display"
+
+// KeepDisplay reports whether a display of n bytes goes into the result, which has place for it and
+// whose organisation has a budget. It is called before Display.
+func (w *Writer) KeepDisplay(n int) bool {
+	w.mu.Lock()
+	before := w.inResult[displays]
+	if before+int64(n) > w.limits[displays] {
+		w.mu.Unlock()
+		return false
+	}
+	w.inResult[displays] += int64(n)
+	w.mu.Unlock()
+	if w.consumeBudget(2 * (before + int64(n) - max(before, minOutput))) { // the events hold it again
+		return true
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.inResult[displays] = before
+	w.limits[displays] = max(before, minOutput)
+	return false
+}
+
+// Display queues the event of the display with an index in the result, after all output before it. It
+// waits while maxPending is exceeded.
+func (w *Writer) Display(index int, d *proto.Display) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for w.waiting > maxPending && !w.closed {
+		w.shrunk.Wait()
+	}
+	w.emitTails()
+	w.seq++
+	w.outputs++
+	event := proto.AppendDisplayEvent(nil, index, d, w.seq)
+	n := len(w.pending)
+	if n == 0 || w.pending[n-1].excess || len(w.pending[n-1].events)+len(event) > maxMessage {
+		w.pending = append(w.pending, part{first: w.seq})
+		n++
+	}
+	p := &w.pending[n-1]
+	p.events, p.last = append(p.events, event...), w.seq
+	w.waiting += len(event)
+	w.wakeSender()
 }
 
 // Stream returns the writer for one of the program's outputs. Writing to it never fails.
@@ -284,13 +333,20 @@ func (w *Writer) write(s proto.Stream, p []byte) {
 	}
 }
 
-// flushPartial emits incomplete lines, but for an incomplete character at their end.
+// flushPartial emits incomplete lines.
 func (w *Writer) flushPartial() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.flushing = false
+	if !w.closed {
+		w.emitTails()
+	}
+}
+
+// emitTails emits incomplete lines, but for an incomplete character at their end.
+func (w *Writer) emitTails() {
 	for _, s := range []proto.Stream{proto.Stdout, proto.Stderr} {
-		if tail := w.tails[s]; !w.closed && proto.CutUTF8(tail) > 0 {
+		if tail := w.tails[s]; proto.CutUTF8(tail) > 0 {
 			w.emitPiece(s, tail, false)
 		}
 	}
@@ -334,6 +390,10 @@ func (w *Writer) emit(s proto.Stream, data []byte) {
 	} else {
 		p.last = w.seq
 	}
+	w.wakeSender()
+}
+
+func (w *Writer) wakeSender() {
 	select {
 	case w.wake <- struct{}{}:
 	default:

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/bullpen-run/bullpen/guest/cell"
 	"github.com/bullpen-run/bullpen/proto"
 )
 
@@ -61,6 +62,9 @@ type Source struct {
 	// File is the name of the program's file in Home, for languages that keep it there. The default
 	// is the usual name. The file must not exist yet.
 	File string
+	// Cell, if not empty, is the nonce of the frames of a Python program that is run as one cell, see
+	// package cell.
+	Cell string
 	// Interpreter is the absolute path of the interpreter inside the jail. If empty, its usual
 	// name is looked up in the system's directories.
 	Interpreter string
@@ -109,8 +113,11 @@ func (s Source) Program() (Program, error) {
 		file.Path, file.Owner = JobDir+"/"+r.File, OwnerInit
 	}
 	p := Program{Dir: s.Home, Stdin: []byte(s.Stdin), Files: []File{file}}
-	p.Argv = slices.Concat([]string{cmp.Or(s.Interpreter, r.Interpreters[0])}, r.Args, []string{file.Path}, s.Args)
-	env := s.env(r)
+	env, run := s.env(r), []string{file.Path}
+	if s.Cell != "" {
+		env[cell.NonceEnv], run = s.Cell, []string{cell.PythonRunner, "--cell", file.Path}
+	}
+	p.Argv = slices.Concat([]string{cmp.Or(s.Interpreter, r.Interpreters[0])}, r.Args, run, s.Args)
 	for _, name := range slices.Sorted(maps.Keys(env)) {
 		p.Env = append(p.Env, name+"="+env[name])
 	}

@@ -3,6 +3,7 @@ package mask
 
 import (
 	"bytes"
+	"encoding/json"
 	"io"
 	"slices"
 	"strings"
@@ -144,6 +145,70 @@ type Writer struct {
 
 // Writer returns a writer to w, which must accept everything.
 func (m *Masks) Writer(w io.Writer) *Writer { return &Writer{masks: m, next: w} }
+
+// String returns s with masks.
+func (m *Masks) String(s string) string {
+	var masked strings.Builder
+	w := m.Writer(&masked)
+	_, _ = w.Write([]byte(s))
+	w.Flush()
+	return masked.String()
+}
+
+// JSON returns a valid JSON text with masks in its strings and numbers, names of members included. A
+// number with a mask becomes a string.
+func (m *Masks) JSON(text []byte) []byte {
+	if len(m.nodes) <= 1 {
+		return text
+	}
+	masked := make([]byte, 0, len(text))
+	for i := 0; i < len(text); {
+		end := i + scalarLen(text[i:])
+		if end == i {
+			masked = append(masked, text[i])
+			i++
+			continue
+		}
+		masked = append(masked, m.scalar(text[i:end])...)
+		i = end
+	}
+	return masked
+}
+
+// scalarLen returns the length of the string or number at the beginning of a JSON text; 0 if there is none.
+func scalarLen(text []byte) (n int) {
+	if text[0] != '"' {
+		for n < len(text) && (strings.IndexByte("+-.0123456789", text[n]) >= 0 || n > 0 && text[n]|' ' == 'e') {
+			n++
+		}
+		return n
+	}
+	for n = 1; text[n] != '"'; n++ {
+		if text[n] == '\\' {
+			n++
+		}
+	}
+	return n + 1
+}
+
+// scalar returns a string or number of a JSON text with masks.
+func (m *Masks) scalar(text []byte) []byte {
+	value := string(text)
+	if text[0] == '"' {
+		if err := json.Unmarshal(text, &value); err != nil {
+			panic(err) // the text is valid
+		}
+	}
+	masked := m.String(value)
+	if masked == value {
+		return text
+	}
+	encoded, err := json.Marshal(masked)
+	if err != nil {
+		panic(err) // strings can be encoded
+	}
+	return encoded
+}
 
 // span is a part of a text.
 type span struct{ from, to int }

@@ -53,6 +53,8 @@ type output struct{}
 func (output) Stream(proto.Stream) worker.Stream { return stream{} }
 func (output) Close() (int64, bool)              { return 0, false }
 func (output) OverBudget() bool                  { return false }
+func (output) KeepDisplay(int) bool              { return true }
+func (output) Display(int, *proto.Display)       {}
 
 type stream struct{}
 

@@ -215,7 +215,7 @@ func (m *Metrics) ExecutionDone(rec *proto.Record) {
 	if rec.Steps != nil {
 		m.worked(rec)
 	}
-	m.outputBytes.Add(float64(len(rec.Result.Stdout) + len(rec.Result.Stderr)))
+	m.outputBytes.Add(float64(rec.Result.OutputBytes()))
 }
 
 // HTTPDone counts a request. The route is the pattern that matched, because ids in a path would
