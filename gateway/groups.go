@@ -37,7 +37,10 @@ func (s *Server) handlers() []web.Handler {
 		&files.ThreadRoutes{
 			Opener: s.opener, Threads: s.Threads, Versions: s.Versions, Admin: s.ThreadAdmin, Quotas: s.Admission,
 		},
-		&tools.Routes{Runner: runs.Runner, Files: stored, Version: s.Version, URLSecret: s.URLSecret},
+		&tools.Routes{
+			Runner: runs.Runner, Files: stored, Version: s.Version, URLSecret: s.URLSecret,
+			Interpreters: s.Interpreters,
+		},
 		s.webhooks(),
 		s.logins,
 		&admin.KeyRoutes{

@@ -26,6 +26,7 @@ import (
 
 	"github.com/bullpen-run/bullpen/gateway/admin"
 	"github.com/bullpen-run/bullpen/gateway/changes"
+	"github.com/bullpen-run/bullpen/gateway/interpreters"
 	"github.com/bullpen-run/bullpen/gateway/overview"
 	"github.com/bullpen-run/bullpen/gateway/web"
 	"github.com/bullpen-run/bullpen/proto"
@@ -119,6 +120,7 @@ func newHarness(t *testing.T, set ...func(*Server)) *harness {
 	s.Admission, s.Entitlements = h.admission, h.admission
 	h.sandboxes = newSandboxStub(q)
 	live := h.sandboxes.routes(s, h.admission)
+	s.Interpreters = &interpreters.Service{Live: live.Service}
 	s.Groups = []web.Group{
 		live,
 		&overview.Routes{

@@ -99,7 +99,7 @@ func TestTools(t *testing.T) {
 			}
 		}
 	}
-	if got := strings.Join(names, " "); got != "files_download files_list files_upload sandbox_execute" {
+	if got := strings.Join(names, " "); got != "context_execute files_download files_list files_upload sandbox_execute" {
 		t.Errorf("tools %s", got)
 	}
 

@@ -14,6 +14,7 @@ import (
 	"github.com/bullpen-run/bullpen/gateway/executions"
 	"github.com/bullpen-run/bullpen/gateway/files"
 	"github.com/bullpen-run/bullpen/gateway/filestore"
+	"github.com/bullpen-run/bullpen/gateway/interpreters"
 	"github.com/bullpen-run/bullpen/gateway/login"
 	"github.com/bullpen-run/bullpen/gateway/web"
 	"github.com/bullpen-run/bullpen/gateway/webhooks"
@@ -67,6 +68,8 @@ type Server struct {
 	// Changes are those of the objects of all organisations.
 	Changes *changes.Feed
 	Groups  []web.Group // of routes whose objects no other group needs
+	// Interpreters keep their state between calls of tools.
+	Interpreters *interpreters.Service
 	// AgentBatches are of requests to agents, and Batches of executions.
 	AgentBatches agents.Batches
 	// Around, if not nil, returns a handler that answers what is for no route, and calls that of the routes

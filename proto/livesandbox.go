@@ -53,6 +53,9 @@ type LiveSandbox struct {
 	// the newest that its worker has.
 	Agent        string `json:"agent,omitempty"`
 	AgentVersion string `json:"agent_version,omitempty"`
+	// Interpreters means that the interpreters of its thread run in it, which keep their state between calls of
+	// tools. Only such a sandbox starts again after it has ended, and it is never paused.
+	Interpreters bool `json:"interpreters,omitempty"`
 	// PublicPorts means that requests to its ports need no token, as E2B's clients may ask for.
 	PublicPorts bool            `json:"public_ports,omitempty"`
 	Timeout     Seconds         `json:"timeout"`                // of its last start

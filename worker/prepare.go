@@ -260,7 +260,9 @@ func (a *attempt) bindContainer(ctx context.Context, b *sandbox) error {
 		return nil
 	}
 	if a.job.Live != nil {
-		return b.jail.BindHome(ctx, ".", proto.SandboxHome)
+		if err := b.jail.BindHome(ctx, ".", proto.SandboxHome); err != nil {
+			return err
+		}
 	}
 	if !a.job.Container {
 		return nil

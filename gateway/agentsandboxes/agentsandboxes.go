@@ -31,8 +31,6 @@ const (
 	extendEvery = proto.DefaultSandboxTimeout / 3
 	// idleTimeout stops a sandbox whose gateway died.
 	idleTimeout = time.Minute
-	// reconnectWait is how long the output of a program is waited for after its connection was lost.
-	reconnectWait = 10 * time.Second
 	// closeTimeout limits the end of a sandbox. Its home is saved then.
 	closeTimeout = 90 * time.Second
 )
@@ -140,6 +138,21 @@ func (s *Sandboxes) stop(ctx context.Context, thread string, c proto.Caller) err
 	return nil
 }
 
+// Home returns the files of the running sandbox whose home a thread is; nil if there is none.
+func (s *Sandboxes) Home(org, thread string) (*sandboxes.Home, error) {
+	for _, x := range s.active(org, thread) {
+		if x.State == proto.SandboxRunning {
+			return s.Live.Home(org, x.ID)
+		}
+	}
+	return nil, nil
+}
+
+// Stop stops the sandbox whose home a thread is, if one runs, on behalf of an API key.
+func (s *Sandboxes) Stop(ctx context.Context, org, key, thread string) error {
+	return s.stop(ctx, thread, proto.Caller{Key: &proto.Key{Org: org, ID: key}})
+}
+
 // start stops the session's sandboxes that still run, and starts one.
 func (b *Sandbox) start(ctx context.Context) error {
 	s, x := b.sandboxes, b.session
@@ -162,7 +175,7 @@ func (b *Sandbox) prepare(ctx context.Context) error {
 		return err
 	}
 	var err error
-	if b.guest, err = b.sandboxes.guest(b.live); err != nil {
+	if b.guest, err = b.sandboxes.Live.Guest(b.live.Org, b.live.ID); err != nil {
 		return err
 	}
 	if b.dir != proto.SandboxHome {

@@ -6,9 +6,7 @@ import (
 	"context"
 	"errors"
 	"io"
-	"net/http"
 	"strconv"
-	"strings"
 	"sync"
 
 	"github.com/bullpen-run/bullpen/client"
@@ -20,19 +18,6 @@ const (
 	// maxStderr limits what is kept of the beginning and of the end of the standard error, in bytes each.
 	maxStderr = 4 << 10
 )
-
-// guestTransport sends a client's requests for a guest to it.
-type guestTransport struct{ to http.RoundTripper }
-
-// RoundTrip implements [http.RoundTripper].
-func (t *guestTransport) RoundTrip(r *http.Request) (*http.Response, error) {
-	r = r.Clone(r.Context())
-	if _, route, ok := strings.Cut(r.URL.Path, "/guest/"); ok {
-		r.URL.Path, r.URL.RawPath = "/"+route, ""
-	}
-	r.Header.Del("Authorization") // of the client
-	return t.to.RoundTrip(r)
-}
 
 // Process is a program in a sandbox that communicates in lines.
 type Process struct {

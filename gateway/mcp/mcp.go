@@ -13,6 +13,7 @@ import (
 	"context"
 	"crypto/rand"
 	"crypto/sha256"
+	"encoding/base64"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -39,7 +40,7 @@ const (
 	maxSession, maxID = 128, 128
 
 	instructions = "Run programs in isolated sandboxes. Give the same thread_id to calls that need the files of " +
-		"earlier calls."
+		"earlier calls, or with context_execute their variables."
 )
 
 // Sandbox carries out the tools. ctx is the context of the call; the HTTP request that it belongs
@@ -49,6 +50,8 @@ type Sandbox interface {
 	Authorize(call *Call, t *api.Tool) error
 	// Execute runs a program and returns its result.
 	Execute(ctx context.Context, call *Call, req *api.ExecuteRequest) (*api.ToolResult, error)
+	// RunCell runs code in an interpreter that keeps its state. It returns the pictures that the code has shown apart.
+	RunCell(ctx context.Context, call *Call, req *api.ContextExecuteRequest) (*api.ToolCell, []api.Picture, error)
 	// Cancel ends the execution of an earlier call, if it has one that has not ended.
 	Cancel(ctx context.Context, call *Call) error
 	ListFiles(ctx context.Context, call *Call, req *api.FileListRequest) (*api.ToolFiles, error)
@@ -92,6 +95,10 @@ func NewHandler(version string, sandbox Sandbox) *Handler {
 		switch t.Name {
 		case api.ToolExecute:
 			add(h, server, t, sandbox.Execute)
+		case api.ToolContext:
+			addTool(h, server, t, func(ctx context.Context, call *Call, req *api.ContextExecuteRequest) (*answer, error) {
+				return runCell(ctx, sandbox, call, req)
+			})
 		case api.ToolList:
 			add(h, server, t, sandbox.ListFiles)
 		case api.ToolUpload:
@@ -294,11 +301,53 @@ func callName(session string, id json.RawMessage) string {
 	return session + " " + compact.String()
 }
 
-// add adds a tool that do carries out.
+// answer is the result of a call.
+type answer struct {
+	content    []sdk.Content
+	structured json.RawMessage
+}
+
+// add adds a tool that do carries out. The text of its result is the structured one.
 func add[In, Out any](h *Handler, server *sdk.Server, t *api.Tool, do func(context.Context, *Call, *In) (*Out, error)) {
+	addTool(h, server, t, func(ctx context.Context, call *Call, in *In) (*answer, error) {
+		out, err := do(ctx, call, in)
+		if err != nil {
+			return nil, err
+		}
+		text, err := json.Marshal(out)
+		if err != nil {
+			return nil, fmt.Errorf("encode the result of %s: %w", t.Name, err)
+		}
+		return &answer{[]sdk.Content{&sdk.TextContent{Text: string(text)}}, text}, nil
+	})
+}
+
+// runCell returns the result of a cell: its text, its pictures, and the rest as structured content.
+func runCell(ctx context.Context, sandbox Sandbox, call *Call, req *api.ContextExecuteRequest) (*answer, error) {
+	out, pictures, err := sandbox.RunCell(ctx, call, req)
+	if err != nil {
+		return nil, err
+	}
+	structured, err := json.Marshal(out)
+	if err != nil {
+		return nil, fmt.Errorf("encode the result of a cell: %w", err)
+	}
+	a := &answer{[]sdk.Content{&sdk.TextContent{Text: out.Text()}}, structured}
+	for _, p := range pictures {
+		data, err := base64.StdEncoding.DecodeString(p.Base64)
+		if err != nil {
+			continue // a program has made it up
+		}
+		a.content = append(a.content, &sdk.ImageContent{MIMEType: p.Type, Data: data})
+	}
+	return a, nil
+}
+
+// addTool adds a tool that do carries out.
+func addTool[In any](h *Handler, server *sdk.Server, t *api.Tool, do func(context.Context, *Call, *In) (*answer, error)) {
 	closed := false // a tool's world, unless it runs programs
 	annotations := &sdk.ToolAnnotations{Title: t.Title, ReadOnlyHint: t.ReadOnly}
-	if t.Name != api.ToolExecute {
+	if t.Name != api.ToolExecute && t.Name != api.ToolContext {
 		annotations.OpenWorldHint = &closed
 	}
 	tool := &sdk.Tool{
@@ -312,7 +361,7 @@ func add[In, Out any](h *Handler, server *sdk.Server, t *api.Tool, do func(conte
 		}
 		call := *shared
 		call.Progress = progressOf(ctx, req)
-		out, err := func() (*Out, error) {
+		out, err := func() (*answer, error) {
 			if err := h.sandbox.Authorize(&call, t); err != nil {
 				return nil, err
 			}
@@ -326,14 +375,7 @@ func add[In, Out any](h *Handler, server *sdk.Server, t *api.Tool, do func(conte
 		if err != nil {
 			return toolError(h.sandbox.PublicError(&call, err)), nil
 		}
-		text, err := json.Marshal(out)
-		if err != nil {
-			return nil, fmt.Errorf("encode the result of %s: %w", t.Name, err)
-		}
-		return &sdk.CallToolResult{
-			Content:           []sdk.Content{&sdk.TextContent{Text: string(text)}},
-			StructuredContent: json.RawMessage(text),
-		}, nil
+		return &sdk.CallToolResult{Content: out.content, StructuredContent: out.structured}, nil
 	})
 }
 

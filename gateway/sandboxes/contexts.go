@@ -106,6 +106,16 @@ func (c *Contexts) Create(ctx context.Context, r *api.ContextRequest) (x api.Con
 	return x, c.read(ctx, http.MethodPost, "", r, &x)
 }
 
+// Default returns the context of a language that belongs to no client, and starts its interpreter at its first use.
+func (c *Contexts) Default(ctx context.Context, language string) (x api.Context, err error) {
+	return x, c.read(ctx, http.MethodPost, "", map[string]any{"language": language, "default": true}, &x)
+}
+
+// Interrupt interrupts the cell that runs in a context.
+func (c *Contexts) Interrupt(ctx context.Context, id string) error {
+	return c.read(ctx, http.MethodPost, "/"+id+"/interrupt", nil, nil)
+}
+
 // Restart starts the interpreter of a context again.
 func (c *Contexts) Restart(ctx context.Context, id string) (x api.Context, err error) {
 	return x, c.read(ctx, http.MethodPost, "/"+id+"/restart", nil, &x)

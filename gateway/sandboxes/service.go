@@ -150,11 +150,25 @@ func (s *Service) job(ctx context.Context, x *proto.LiveSandbox, c proto.Caller)
 func (s *Service) Resume(
 	ctx context.Context, i *web.Info, id string, timeout int, c proto.Caller,
 ) (*proto.LiveSandbox, error) {
+	return s.resume(ctx, i, id, timeout, c, proto.SandboxPaused)
+}
+
+// Restart is Resume for a sandbox of interpreters, which has ended.
+func (s *Service) Restart(
+	ctx context.Context, i *web.Info, id string, timeout int, c proto.Caller,
+) (*proto.LiveSandbox, error) {
+	return s.resume(ctx, i, id, timeout, c, proto.SandboxEnded)
+}
+
+// resume starts a sandbox in a state again.
+func (s *Service) resume(
+	ctx context.Context, i *web.Info, id string, timeout int, c proto.Caller, from proto.SandboxState,
+) (*proto.LiveSandbox, error) {
 	var job *proto.Job
 	most := proto.LimitOf(c.Entitlement.Sandboxes)
 	changed, err := s.Store.Resume(ctx, c.Key.Org, id, most, func(x *proto.LiveSandbox) (err error) {
-		if x.State != proto.SandboxPaused {
-			return &ConflictError{x.State, "resumed", "paused"}
+		if x.State != from {
+			return &ConflictError{x.State, "resumed", string(from)}
 		}
 		if timeout > 0 {
 			x.Timeout = seconds(timeout)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/bullpen-run/bullpen/gateway/executions"
 	"github.com/bullpen-run/bullpen/gateway/filestore"
+	"github.com/bullpen-run/bullpen/gateway/interpreters"
 	"github.com/bullpen-run/bullpen/gateway/mcp"
 	"github.com/bullpen-run/bullpen/gateway/web"
 	"github.com/bullpen-run/bullpen/proto"
@@ -36,9 +37,11 @@ type Routes struct {
 	Files   Files
 	Version string // of the program
 	// URLSecret signs the names of calls. All gateways have the same random secret.
-	URLSecret *[32]byte
+	URLSecret    *[32]byte
+	Interpreters *interpreters.Service
 
 	protocol *mcp.Handler
+	running  running
 }
 
 // Handlers returns the handlers of the routes.
@@ -158,6 +161,7 @@ func (s *Routes) Authorize(call *mcp.Call, tool *api.Tool) error {
 
 // Cancel implements [mcp.Sandbox].
 func (s *Routes) Cancel(ctx context.Context, call *mcp.Call) error {
+	s.running.cancel(s.callTrace(call))
 	return s.Runner.Cancel(ctx, web.RequestOf(call.HTTP).Key.Org, s.callTrace(call))
 }
 

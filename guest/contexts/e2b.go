@@ -163,6 +163,16 @@ func (a *Contexts) defaultOf(language string) (*Context, error) {
 	return c, nil
 }
 
+// startDefault returns the context of a language for runs that name no context, with its interpreter unless that was
+// lost.
+func (a *Contexts) startDefault(ctx context.Context, language, _ string) (*Context, error) {
+	c, err := a.defaultOf(language)
+	if err != nil {
+		return nil, err
+	}
+	return c, c.startFirst(ctx)
+}
+
 func (a *Contexts) e2bExecute(w http.ResponseWriter, r *http.Request) error {
 	var request e2bRequest
 	if err := decode(w, r, &request); err != nil {

@@ -17,6 +17,8 @@ import (
 const (
 	// maxBody is the size of a request to run a cell, in bytes.
 	maxBody = 4 << 20
+	// maxCall is the length of the name of a call, in bytes.
+	maxCall = 128
 	// maxTimeout is the longest run time of a cell, in seconds.
 	maxTimeout = 7 * 24 * 3600
 )
@@ -74,6 +76,8 @@ func decode(w http.ResponseWriter, r *http.Request, into any) error {
 type asked struct {
 	Language string `json:"language"`
 	Dir      string `json:"cwd"`
+	// Default means the context of the language for runs that name none. It is created once.
+	Default bool `json:"default"`
 }
 
 func (a *Contexts) serveCreate(w http.ResponseWriter, r *http.Request) error {
@@ -81,7 +85,11 @@ func (a *Contexts) serveCreate(w http.ResponseWriter, r *http.Request) error {
 	if err := decode(w, r, &request); err != nil {
 		return err
 	}
-	c, err := a.Create(r.Context(), request.Language, request.Dir)
+	create := a.Create
+	if request.Default {
+		create = a.startDefault
+	}
+	c, err := create(r.Context(), request.Language, request.Dir)
 	if err != nil {
 		return err
 	}
@@ -162,6 +170,9 @@ func (a *Contexts) serveExecute(w http.ResponseWriter, r *http.Request) error {
 func (e *Execution) validate() error {
 	if e.Timeout < 0 || e.Timeout > maxTimeout {
 		return invalid("timeout must be from 1 to %d seconds, or 0 for no limit", maxTimeout)
+	}
+	if len(e.Call) > maxCall {
+		return invalid("call must have at most %d bytes", maxCall)
 	}
 	for name, value := range e.Env {
 		if name == "" || strings.ContainsAny(name, "=\x00") || strings.Contains(value, "\x00") {

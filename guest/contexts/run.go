@@ -75,6 +75,8 @@ type Execution struct {
 	Timeout int `json:"timeout"`
 	// InterruptOnClose interrupts the cell when the client that has started it leaves.
 	InterruptOnClose bool `json:"interrupt_on_close"`
+	// Call, if not empty, names the run: the same name again means the same run, as long as its events are kept.
+	Call string `json:"call"`
 }
 
 // run is the run of a cell.
@@ -102,10 +104,15 @@ func (r *run) interrupt(status string) {
 	})
 }
 
-// Run runs a cell when the runs before it have ended.
+// Run runs a cell when the runs before it have ended. It returns an earlier run with the same name of the call.
 func (c *Context) Run(asked *Execution) (*run, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	for _, r := range c.runs {
+		if asked.Call != "" && r.asked.Call == asked.Call {
+			return r, nil
+		}
+	}
 	switch {
 	case c.deleted:
 		return nil, &Error{http.StatusNotFound, "context_not_found", "the context was deleted"}

@@ -45,6 +45,7 @@ type CellRequest struct {
 	Code             string            `json:"code" minLength:"1" maxLength:"1048576" doc:"At most 1 MiB."`
 	Env              map[string]string `json:"env_vars,omitempty" maxProperties:"50" keyPattern:"^[A-Za-z_][A-Za-z0-9_]*$" keyMaxLength:"128" valueMaxLength:"4096" doc:"Variables of this run. Afterwards they have their former values."`
 	Timeout          int               `json:"timeout,omitempty" minimum:"1" maximum:"604800" must:"be a whole number of seconds, from 1 to 604800" doc:"Seconds after which the cell is interrupted; by default it may run as long as the sandbox."`
+	Call             string            `json:"call,omitempty" maxLength:"128" doc:"Names the run. A request that repeats the name of one of the context's last 32 runs gets the events of that run, and runs nothing."`
 	InterruptOnClose bool              `json:"interrupt_on_close,omitempty" doc:"Interrupt the cell when this request's connection is closed. By default it runs on, and its events can be read from its run."`
 }
 

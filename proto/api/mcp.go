@@ -1,8 +1,11 @@
 package api
 
 import (
+	"cmp"
+	"crypto/rand"
 	"reflect"
 	"slices"
+	"strings"
 
 	"github.com/bullpen-run/bullpen/proto"
 )
@@ -32,6 +35,7 @@ type Tool struct {
 // The names of the tools.
 const (
 	ToolExecute  = "sandbox_execute"
+	ToolContext  = "context_execute"
 	ToolList     = "files_list"
 	ToolUpload   = "files_upload"
 	ToolDownload = "files_download"
@@ -52,6 +56,16 @@ func Tools() []Tool {
 			Request:  ExecuteRequest{},
 			Without:  []string{"profile", "sub_paths", "webhook_url", "run_at", "delay", "stream_partial", "rich", "kill_grace"},
 			Response: ToolResult{},
+		},
+		{
+			Name: ToolContext, Scope: proto.ScopeExecute, Title: "Run code in an interpreter that keeps its state",
+			Doc: "Runs code in an interpreter, as a cell of a notebook: variables, imports and functions are kept for later " +
+				"calls with the same thread_id, and so is the home directory, which is the working directory. The value of " +
+				"the last expression is shown, and pictures such as figures of matplotlib are returned. An interpreter ends " +
+				"when it was not used for 10 minutes, at its memory limit, or when its machine is lost. Its variables are gone " +
+				"then: the next call runs nothing and says so. Call again with restart to go on with the files. Code that " +
+				"fails is a result with the error and its traceback.",
+			Request: ContextExecuteRequest{}, Response: ToolCell{},
 		},
 		{
 			Name: ToolList, Scope: proto.ScopeFiles, Title: "List files", ReadOnly: true,
@@ -175,4 +189,42 @@ func cutOutput(text string, truncated bool) (string, bool) {
 type ToolFiles struct {
 	Files     []File `json:"files"`
 	Truncated bool   `json:"truncated" doc:"There are more files: list a directory below."`
+}
+
+// ContextExecuteRequest are the arguments of the tool that runs a cell.
+type ContextExecuteRequest struct {
+	_ struct{} `doc:"null means absent."`
+
+	Code     string `json:"code" minLength:"1" maxLength:"1048576" doc:"At most 1 MiB."`
+	Language string `json:"language,omitempty" default:"python" enum:"python,javascript,typescript,bash" doc:"Each language has an interpreter of its own in the thread."`
+	ThreadID string `json:"thread_id,omitempty" format:"thread-id" doc:"The thread whose interpreter and home directory are used. By default a new one, whose id is in the result."`
+	Restart  bool   `json:"restart,omitempty" doc:"Start a new interpreter first, without the variables of the earlier one."`
+	Timeout  int    `json:"timeout,omitempty" default:"60" minimum:"1" maximum:"86400" must:"be a whole number of seconds, from 1 to 86400" doc:"Seconds after which the code is interrupted. Variables are kept. Above the plan's maximum: an error."`
+}
+
+// Validate checks what the tags cannot express, and sets defaults.
+func (r *ContextExecuteRequest) Validate() error {
+	r.Language = cmp.Or(r.Language, "python")
+	r.Timeout = cmp.Or(r.Timeout, 60)
+	if r.ThreadID == "" {
+		r.ThreadID = "cell-" + strings.ToLower(rand.Text())
+	}
+	return nil
+}
+
+// ToolCell is the result of the tool that runs a cell.
+type ToolCell struct {
+	ThreadID string `json:"thread_id" doc:"Give it to calls that need the variables or the files."`
+	New      bool   `json:"new_interpreter" doc:"The interpreter has started with this call: it had no variables."`
+	NotSaved string `json:"not_saved,omitempty" doc:"Why the files are not stored yet. Later calls of this tool find them, other tools do not."`
+	CellResult
+}
+
+// Text returns the result as a model reads it, without pictures.
+func (r *ToolCell) Text() string {
+	text := r.CellResult.Text() + "\n[thread_id " + r.ThreadID + "]"
+	if r.NotSaved != "" {
+		text += "\n[" + r.NotSaved + "]"
+	}
+	return text
 }

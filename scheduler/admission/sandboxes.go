@@ -23,10 +23,11 @@ func (a *Admission) SandboxJob(
 	if err != nil {
 		return nil, err
 	}
+	_, job.Container = proto.OwnerContainer.NameOf(x.ThreadID)
 	job.KillGrace, job.SandboxID = new(proto.Seconds(proto.SandboxStopGrace)), x.ID
 	job.SandboxMemory, job.Agent, job.AgentVersion = job.Sandbox.Memory, x.Agent, x.AgentVersion
 	job.Live = &proto.Live{
-		Start: x.Starts,
+		Start:   x.Starts,
 		Sandbox: x.ID, TicketHash: ticketHash, ExpiresAt: x.ExpiresAt, IdleTimeout: x.IdleTimeout,
 	}
 	return job, nil

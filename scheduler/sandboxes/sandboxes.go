@@ -178,7 +178,7 @@ func (s *Sandboxes) Settle(ctx context.Context, id string, rec *proto.Record) (p
 // settle changes a sandbox to how it has stopped.
 func settle(x *proto.LiveSandbox, stopped proto.SandboxStopped, rec *proto.Record) {
 	x.State, x.Reason, x.Message, x.Stopping = proto.SandboxEnded, stopped.Reason, "", nil
-	if stopped.Stop == proto.SandboxPause {
+	if stopped.Stop == proto.SandboxPause && !x.Interpreters {
 		x.State = proto.SandboxPaused
 	}
 	x.StoppedAt = time.Now().UTC()

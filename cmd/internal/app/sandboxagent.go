@@ -11,6 +11,7 @@ import (
 	"github.com/bullpen-run/bullpen/gateway"
 	"github.com/bullpen-run/bullpen/gateway/agents"
 	"github.com/bullpen-run/bullpen/gateway/agentsandboxes"
+	gatewaysandboxes "github.com/bullpen-run/bullpen/gateway/sandboxes"
 	"github.com/bullpen-run/bullpen/gateway/web"
 	"github.com/bullpen-run/bullpen/proto"
 )
@@ -51,7 +52,7 @@ func (h sessionHome) Remove(ctx context.Context) error {
 
 // liveHome is the home of a session whose sandbox runs.
 type liveHome struct {
-	*agentsandboxes.Home
+	*gatewaysandboxes.Home
 	stored sessionHome
 }
 

@@ -20,6 +20,7 @@ import (
 	"github.com/bullpen-run/bullpen/gateway/admin"
 	"github.com/bullpen-run/bullpen/gateway/changes"
 	"github.com/bullpen-run/bullpen/gateway/executions"
+	"github.com/bullpen-run/bullpen/gateway/interpreters"
 	"github.com/bullpen-run/bullpen/gateway/overview"
 	gatewaysandboxes "github.com/bullpen-run/bullpen/gateway/sandboxes"
 	"github.com/bullpen-run/bullpen/gateway/web"
@@ -188,6 +189,7 @@ func (s *system) gateway(ctx context.Context) (*gateway.Server, []part, error) {
 		Tunnels:   &gatewaysandboxes.Tunnels{Endpoints: &sandboxes.Endpoints{Store: s.store}},
 		TicketKey: keys.Derived("tickets of sandboxes"),
 	}
+	server.Interpreters = &interpreters.Service{Live: s.live}
 	s.serveE2B(server, s.live, keys)
 	counters := overview.NewCounters()
 	follower := &activity.Follower{

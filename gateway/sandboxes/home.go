@@ -1,4 +1,4 @@
-package agentsandboxes
+package sandboxes
 
 import (
 	"archive/tar"
@@ -8,7 +8,8 @@ import (
 	"io"
 	"net/http"
 	"path"
-	"slices"
+	"strings"
+	"time"
 
 	"connectrpc.com/connect"
 
@@ -19,34 +20,53 @@ import (
 	"github.com/bullpen-run/bullpen/proto/api"
 )
 
-// maxGuestMessage is the largest message that is read from a guest, in bytes.
-const maxGuestMessage = 4 << 20
+const (
+	// maxGuestMessage is the largest message that is read from a guest, in bytes.
+	maxGuestMessage = 4 << 20
+	// reconnectWait is how long a guest is tried again after its connection was lost.
+	reconnectWait = 10 * time.Second
+)
 
-// Home gives access to the files of a session whose sandbox runs, as its programs see them. Paths are relative to
-// the home. Errors are [*api.Error], with [api.CodeNotFound] if there is nothing at a path.
+// Guest returns the client of the guest of a running sandbox.
+func (s *Service) Guest(org, id string) (*client.Guest, error) {
+	c, err := client.New(client.Config{
+		URL: "http://sandbox", Key: "none", Patience: reconnectWait,
+		HTTP: &http.Client{Transport: &guestTransport{&Transport{Service: s, Org: org, ID: id}}},
+	})
+	if err != nil {
+		return nil, err
+	}
+	return c.Guest(id, ""), nil
+}
+
+// guestTransport sends a client's requests for a guest to it.
+type guestTransport struct{ to http.RoundTripper }
+
+// RoundTrip implements [http.RoundTripper].
+func (t *guestTransport) RoundTrip(r *http.Request) (*http.Response, error) {
+	r = r.Clone(r.Context())
+	if _, route, ok := strings.Cut(r.URL.Path, "/guest/"); ok {
+		r.URL.Path, r.URL.RawPath = "/"+route, ""
+	}
+	r.Header.Del("Authorization") // of the client
+	return t.to.RoundTrip(r)
+}
+
+// Home gives access to the files of a sandbox that runs, as its programs see them. Paths are relative to the home.
+// Errors are [*api.Error], with [api.CodeNotFound] if there is nothing at a path.
 type Home struct {
 	guest *client.Guest
 	files filesystempb.FilesystemClient
 }
 
-// Home returns the files of the running sandbox whose home a thread is; nil if there is none.
-func (s *Sandboxes) Home(org, thread string) (*Home, error) {
-	list := s.active(org, thread)
-	running := slices.IndexFunc(list, func(x proto.LiveSandbox) bool { return x.State == proto.SandboxRunning })
-	if running < 0 {
-		return nil, nil
-	}
-	guest, err := s.guest(&list[running])
+// Home returns the files of a running sandbox.
+func (s *Service) Home(org, id string) (*Home, error) {
+	guest, err := s.Guest(org, id)
 	if err != nil {
 		return nil, err
 	}
 	return &Home{guest, filesystempb.NewFilesystemClient(guest.HTTP, guest.URL,
 		connect.WithReadMaxBytes(maxGuestMessage))}, nil
-}
-
-// Stop stops the sandbox whose home a thread is, if one runs, on behalf of an API key.
-func (s *Sandboxes) Stop(ctx context.Context, org, key, thread string) error {
-	return s.stop(ctx, thread, proto.Caller{Key: &proto.Key{Org: org, ID: key}})
 }
 
 func at(name string) string { return path.Join(proto.SandboxHome, name) }
@@ -71,7 +91,7 @@ func homeError(err error) error {
 		return api.Errorf(api.CodePayloadTooLarge, "%s", proto.Shorten(err.Error()))
 	default:
 		return fmt.Errorf("%w: %w",
-			api.Errorf(api.CodeConflict, "the sandbox of the session does not answer; try again"), err)
+			api.Errorf(api.CodeConflict, "the sandbox does not answer; try again"), err)
 	}
 }
 
@@ -111,6 +131,7 @@ func (h *Home) Open(ctx context.Context, name string) (*proto.FileContent, error
 	}
 	return &proto.FileContent{
 		File: proto.File{Path: name, Size: e.GetSize(), Modified: e.GetModifiedTime().AsTime()},
+		Tag:  fmt.Sprintf("live-%d-%d", e.GetModifiedTime().AsTime().UnixNano(), e.GetSize()),
 		Read: func(ctx context.Context, offset, length int64) (io.ReadCloser, error) {
 			reader, writer := io.Pipe()
 			go func() { _ = writer.CloseWithError(homeError(h.guest.Download(ctx, at(name), writer))) }()
@@ -123,6 +144,11 @@ func (h *Home) Open(ctx context.Context, name string) (*proto.FileContent, error
 			}{io.LimitReader(reader, length), reader}, nil
 		},
 	}, nil
+}
+
+// Put stores size bytes of body as a file.
+func (h *Home) Put(ctx context.Context, name string, size int64, body io.Reader) error {
+	return homeError(h.guest.Upload(ctx, at(name), body, size))
 }
 
 // PutBody stores the body of a request as a file, and returns its size.
@@ -213,16 +239,4 @@ func (h *Home) Delete(ctx context.Context, name string, recursive bool) error {
 func (h *Home) Move(ctx context.Context, from, to string) error {
 	_, err := h.files.Move(ctx, connect.NewRequest(&filesystempb.MoveRequest{Source: at(from), Destination: at(to)}))
 	return homeError(err)
-}
-
-// guest returns the guest of a running sandbox.
-func (s *Sandboxes) guest(x *proto.LiveSandbox) (*client.Guest, error) {
-	c, err := client.New(client.Config{
-		URL: "http://sandbox", Key: "none", Patience: reconnectWait,
-		HTTP: &http.Client{Transport: &guestTransport{s.transport(x, 0)}},
-	})
-	if err != nil {
-		return nil, err
-	}
-	return c.Guest(x.ID, ""), nil
 }
