@@ -250,23 +250,18 @@ func contextPath(r *web.Request) (string, error) {
 // contextCall answers with what the guest answers to a request.
 func contextCall[In, Out any](s *Routes, method, action string, status int) web.Handle {
 	return func(w http.ResponseWriter, r *web.Request) error {
-		all, err := s.contexts(r)
+		path, body, err := "", any(nil), error(nil)
+		if chi.URLParam(r.Request, "context") != "" {
+			path, err = contextPath(r)
+		} else if method == http.MethodPost {
+			body, err = web.DecodeOptionalBody[In](s.Core, w, r)
+		}
 		if err != nil {
 			return err
 		}
-		path := ""
-		if chi.URLParam(r.Request, "context") != "" {
-			if path, err = contextPath(r); err != nil {
-				return err
-			}
-		}
-		var body any
-		if method == http.MethodPost && path == "" {
-			request, err := web.DecodeOptionalBody[In](s.Core, w, r)
-			if err != nil {
-				return err
-			}
-			body = request
+		all, err := s.contexts(r)
+		if err != nil {
+			return err
 		}
 		r, release := r.WhileConnected()
 		defer release()

@@ -14,8 +14,8 @@ type Picture struct {
 	Base64 string `json:"base64"`
 }
 
-// picture returns the picture of a display. ok is false for a display without one.
-func (d *Display) picture() (p Picture, ok bool) {
+// pictureOf returns the picture of a display. ok is false for a display without one.
+func pictureOf(d *Display) (p Picture, ok bool) {
 	for _, kind := range []string{"image/png", "image/jpeg"} {
 		if json.Unmarshal(d.Data[kind], &p.Base64) == nil && p.Base64 != "" {
 			p.Type = kind
@@ -33,7 +33,7 @@ func (r *CellResult) CutForModel() (pictures []Picture) {
 	left := MaxToolOutput
 	for i := range r.Results {
 		d := &r.Results[i]
-		if p, ok := d.picture(); ok {
+		if p, ok := pictureOf(d); ok {
 			pictures = append(pictures, p)
 			delete(d.Data, p.Type)
 		}
