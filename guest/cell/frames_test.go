@@ -18,7 +18,7 @@ import (
 
 const nonce = "0123456789abcdef0123456789abcdef"
 
-type frame struct {
+type parsedFrame struct {
 	Type      string
 	Run       int
 	Sync      int
@@ -42,10 +42,10 @@ type frame struct {
 // output is text of the program, or a frame.
 type output struct {
 	text  string
-	frame *frame
+	parsedFrame *parsedFrame
 }
 
-// stream is what a runner wrote to stdout or stderr and no test has read yet.
+// stream is what a started wrote to stdout or stderr and no test has read yet.
 type stream struct {
 	mu     sync.Mutex
 	more   *sync.Cond
@@ -76,7 +76,7 @@ func (s *stream) next() (output, bool) {
 }
 
 // until reads up to a frame for which last returns true. It returns the text and the frames before it.
-func (s *stream) until(last func(*frame) bool) (text string, frames []frame, end *frame) {
+func (s *stream) until(last func(*parsedFrame) bool) (text string, frames []parsedFrame, end *parsedFrame) {
 	var b strings.Builder
 	for {
 		o, ok := s.next()
@@ -84,11 +84,11 @@ func (s *stream) until(last func(*frame) bool) (text string, frames []frame, end
 			return b.String(), frames, nil
 		}
 		b.WriteString(o.text)
-		if o.frame != nil && last(o.frame) {
-			return b.String(), frames, o.frame
+		if o.parsedFrame != nil && last(o.parsedFrame) {
+			return b.String(), frames, o.parsedFrame
 		}
-		if o.frame != nil {
-			frames = append(frames, *o.frame)
+		if o.parsedFrame != nil {
+			frames = append(frames, *o.parsedFrame)
 		}
 	}
 }
@@ -130,13 +130,13 @@ func (s *stream) read(from io.Reader) {
 			if chunk[0] == '1' {
 				continue
 			}
-			f := &frame{}
+			f := &parsedFrame{}
 			unprintable := slices.ContainsFunc(parts, func(b byte) bool { return b < 0x20 || b > 0x7e })
 			if err := json.Unmarshal(parts, f); err != nil || unprintable || len(chunk) > 4002 {
 				s.push(output{text: fmt.Sprintf("BAD FRAME %q: %v", parts, err)})
 			}
 			parts = nil
-			s.push(output{frame: f})
+			s.push(output{parsedFrame: f})
 		}
 		if err != nil {
 			return
@@ -144,8 +144,8 @@ func (s *stream) read(from io.Reader) {
 	}
 }
 
-// runner is a running runner.
-type runner struct {
+// started is a running started.
+type started struct {
 	t              *testing.T
 	cmd            *exec.Cmd
 	stdin          io.WriteCloser
@@ -158,15 +158,15 @@ type runner struct {
 // cellResult is what one run produced. Its end is nil if the process ended first.
 type cellResult struct {
 	stdout, stderr string
-	frames         []frame
-	end            *frame
+	frames         []parsedFrame
+	end            *parsedFrame
 }
 
-func startRunner(t *testing.T, encode func(int, string, []string) string, args ...string) *runner {
+func startProcess(t *testing.T, encode func(int, string, []string) string, args ...string) *started {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	t.Cleanup(cancel)
-	r := &runner{t: t, cmd: exec.CommandContext(ctx, args[0], args[1:]...), encode: encode}
+	r := &started{t: t, cmd: exec.CommandContext(ctx, args[0], args[1:]...), encode: encode}
 	r.cmd.Dir = t.TempDir()
 	r.cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + r.cmd.Dir, "LANG=C.UTF-8", "BULLPEN_CELL=" + nonce}
 	r.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
@@ -186,11 +186,11 @@ func startRunner(t *testing.T, encode func(int, string, []string) string, args .
 		return s
 	}
 	r.stdout, r.stderr = open(stdout), open(stderr)
-	_, _, ready := r.stdout.until(func(f *frame) bool { return f.Type == "ready" })
+	_, _, ready := r.stdout.until(func(f *parsedFrame) bool { return f.Type == "ready" })
 	if ready == nil || ready.Version == "" || ready.Name == "" {
 		t.Fatalf("ready: %+v", ready)
 	}
-	if text, _, sync := r.stderr.until(func(f *frame) bool { return f.Sync == ready.Sync }); text != "" || sync == nil {
+	if text, _, sync := r.stderr.until(func(f *parsedFrame) bool { return f.Sync == ready.Sync }); text != "" || sync == nil {
 		t.Fatalf("stderr before ready: %q", text)
 	}
 	return r
@@ -204,25 +204,25 @@ func check(t *testing.T, err error) {
 }
 
 // send sends a cell without waiting for its end. env has NAME=VALUE pairs.
-func (r *runner) send(code string, env ...string) {
+func (r *started) send(code string, env ...string) {
 	r.t.Helper()
 	r.runs++
 	_, err := io.WriteString(r.stdin, r.encode(r.runs, code, env))
 	check(r.t, err)
 }
 
-func (r *runner) run(code string, env ...string) cellResult {
+func (r *started) run(code string, env ...string) cellResult {
 	r.t.Helper()
 	r.send(code, env...)
 	return r.wait()
 }
 
 // wait waits for the end of the run that was sent last.
-func (r *runner) wait() cellResult {
+func (r *started) wait() cellResult {
 	r.t.Helper()
 	var result cellResult
-	result.stdout, result.frames, result.end = r.stdout.until(func(f *frame) bool { return f.Type == "end" })
-	result.stderr, _, _ = r.stderr.until(func(f *frame) bool { return result.end != nil && f.Sync == result.end.Sync })
+	result.stdout, result.frames, result.end = r.stdout.until(func(f *parsedFrame) bool { return f.Type == "end" })
+	result.stderr, _, _ = r.stderr.until(func(f *parsedFrame) bool { return result.end != nil && f.Sync == result.end.Sync })
 	if result.end != nil && result.end.Run != r.runs {
 		r.t.Fatalf("end of run %d instead of %d", result.end.Run, r.runs)
 	}
@@ -230,7 +230,7 @@ func (r *runner) wait() cellResult {
 }
 
 // waitFor waits until the run in progress has printed text.
-func (r *runner) waitFor(text string) {
+func (r *started) waitFor(text string) {
 	r.t.Helper()
 	for seen := ""; !strings.Contains(seen, text); {
 		o, ok := r.stdout.next()
@@ -241,18 +241,18 @@ func (r *runner) waitFor(text string) {
 	}
 }
 
-func (r *runner) interrupt() {
+func (r *started) interrupt() {
 	r.t.Helper()
 	check(r.t, syscall.Kill(-r.cmd.Process.Pid, syscall.SIGINT))
 }
 
 // exit closes the requests and returns what the process still printed, and its exit code.
-func (r *runner) exit() (stdout, stderr string, code int) {
+func (r *started) exit() (stdout, stderr string, code int) {
 	r.t.Helper()
 	_ = r.stdin.Close()
 	r.readers.Wait()
 	_ = r.cmd.Wait()
-	never := func(*frame) bool { return false }
+	never := func(*parsedFrame) bool { return false }
 	stdout, _, _ = r.stdout.until(never)
 	stderr, _, _ = r.stderr.until(never)
 	return stdout, stderr, r.cmd.ProcessState.ExitCode()
@@ -287,14 +287,14 @@ func (c cellResult) String() string {
 	return strings.Join(lines, "\n")
 }
 
-func hasError(frames []frame) bool {
-	return slices.ContainsFunc(frames, func(f frame) bool { return f.Type == "error" })
+func hasError(frames []parsedFrame) bool {
+	return slices.ContainsFunc(frames, func(f parsedFrame) bool { return f.Type == "error" })
 }
 
 // cell is a row of a table: a cell, and what String returns for its run.
 type cell struct{ code, want string }
 
-func runTable(t *testing.T, start func(*testing.T) *runner, cells []cell) {
+func runTable(t *testing.T, start func(*testing.T) *started, cells []cell) {
 	t.Helper()
 	r := start(t)
 	for _, c := range cells {

@@ -35,9 +35,9 @@ func nodeCommand(t *testing.T, args ...string) []string {
 	return append([]string{"sh", "-c", `exec "$0" "$@" 3<&0 4>&1 5>&2 </dev/null`, "node", script}, args...)
 }
 
-func startNode(t *testing.T) *runner {
+func startNode(t *testing.T) *started {
 	t.Helper()
-	return startRunner(t, encodeJSON, nodeCommand(t)...)
+	return startProcess(t, encodeJSON, nodeCommand(t)...)
 }
 
 func TestNodeCells(t *testing.T) {
@@ -286,7 +286,7 @@ func TestTypeScript(t *testing.T) {
 		}
 		return
 	}
-	start := func(t *testing.T) *runner { return startRunner(t, encodeJSON, command...) }
+	start := func(t *testing.T) *started { return startProcess(t, encodeJSON, command...) }
 	runTable(t, start, []cell{
 		{"interface P { x: number }\nconst p: P = { x: 1 } satisfies P\np.x as number", "result 1"},
 		{"const p: string = 'again'\np!", "result 'again'"},

@@ -821,6 +821,7 @@ class Figures:
         finally:
             pyplot.close("all")
             self.drawn = False
+            figures = figure = None
             gc.collect(1)  # figures are reference cycles
 
     def end_cell(self):
@@ -1006,10 +1007,13 @@ def restore_interpreter():
 
 
 def interrupted_error(error):
-    """Returns KeyboardInterrupt for the cancellation that an interrupt caused, and else the error."""
-    asyncio = sys.modules.get("asyncio")
-    if asyncio and isinstance(error, asyncio.CancelledError) and INTERRUPTS.count:
-        return KeyboardInterrupt().with_traceback(error.__traceback__)
+    """Returns KeyboardInterrupt for an error that an interrupt caused, and else the error."""
+    if INTERRUPTS.count:
+        asyncio, subprocess = sys.modules.get("asyncio"), sys.modules.get("subprocess")
+        cancelled = asyncio and isinstance(error, asyncio.CancelledError)
+        killed = subprocess and isinstance(error, subprocess.CalledProcessError) and error.returncode == -signal.SIGINT
+        if cancelled or killed:
+            return KeyboardInterrupt().with_traceback(error.__traceback__)
     return error
 
 
@@ -1237,8 +1241,7 @@ def ipython_shell():
 
         async def run(self, code):
             """Runs a cell and returns its exception, if any."""
-            shell, asyncio = self.shell, sys.modules["asyncio"]
-            errors = RUN.errors
+            shell, errors = self.shell, RUN.errors
             try:
                 failure = None
                 try:

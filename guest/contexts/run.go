@@ -28,7 +28,8 @@ const (
 	statusLost    = "lost"
 )
 
-// insistEvery is how often SIGINT is sent again to interpreters that may miss it.
+// insistEvery is how often SIGINT is sent again to interpreters that may miss it. Others miss it only before they have read
+// their request.
 const insistEvery = 250 * time.Millisecond
 
 // maxEarly is how much of what an interpreter says at its start is kept, in bytes.
@@ -243,11 +244,13 @@ func (r *run) wait() (status, message string) {
 			timer := time.NewTimer(obeyTimeout)
 			defer timer.Stop()
 			disobeyed = timer.C
+			every := time.Second
 			if c.language.Insist {
-				ticker := time.NewTicker(insistEvery)
-				defer ticker.Stop()
-				again = ticker.C
+				every = insistEvery
 			}
+			ticker := time.NewTicker(every)
+			defer ticker.Stop()
+			again = ticker.C
 		case <-again:
 			i.child.Interrupt()
 		case <-disobeyed:

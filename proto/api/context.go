@@ -61,7 +61,7 @@ type CellError struct {
 
 // CellFile is a file that a cell has created or changed.
 type CellFile struct {
-	Path string `json:"path" doc:"Relative to the working directory."`
+	Path string `json:"path" doc:"Relative to the directory in which the interpreter has started, or absolute outside of it."`
 	Size int64  `json:"size" doc:"Bytes."`
 }
 

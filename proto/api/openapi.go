@@ -274,6 +274,8 @@ func (g *generator) schema(t reflect.Type, tag reflect.StructTag, request bool) 
 		schema = object{"type": "string", "examples": []string{"192.0.2.0/24"}}
 	case proto.Bytes:
 		schema = g.bytes(request)
+	case map[string]json.RawMessage:
+		schema = object{"type": "object", "additionalProperties": object{}}
 	case json.RawMessage:
 		schema = object{"type": []string{"object", "null"}}
 	case proto.Seconds:
