@@ -29,6 +29,8 @@ type config struct {
 	Runners      string            `json:"runners"`
 	// Preload are the Python modules that contexts have imported when they begin.
 	Preload []string `json:"preload"`
+	// Masks are secrets of the sandbox, which contexts must not print.
+	Masks []string `json:"masks"`
 	// Start is the number of the sandbox's start, from 1.
 	Start int `json:"start"`
 }

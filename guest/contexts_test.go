@@ -598,3 +598,24 @@ func TestE2BCells(t *testing.T) {
 		}
 	}
 }
+
+// TestContextMasks has cells show a secret in every way.
+func TestContextMasks(t *testing.T) {
+	const secret = "sesame-öffne"
+	s := newContexts(t, map[string]any{"masks": []string{secret}, "env": map[string]string{"SECRET": secret}})
+	id := s.newContext("python")
+	for _, code := range []string{
+		"import os, sys, time\nfor c in os.environ['SECRET']: sys.stdout.write(c); sys.stdout.flush(); time.sleep(0.01)",
+		"print(os.environ['SECRET'], file=sys.stderr)",
+		"os.environ['SECRET']",
+		"raise ValueError(os.environ['SECRET'])",
+		"class T:\n  def _repr_json_(self): return {os.environ['SECRET']: [os.environ['SECRET']]}\nT()",
+	} {
+		code, _, text := s.do(s.request("POST", "/contexts/"+id+"/execute",
+			strings.NewReader(fmt.Sprintf(`{"code":%s}`, strconv.Quote(code)))))
+		decoded := strings.ReplaceAll(text, `\u00f6`, "ö")
+		if code != 200 || !strings.Contains(text, "***") || strings.Contains(decoded, secret) {
+			t.Errorf("%d %s", code, text)
+		}
+	}
+}

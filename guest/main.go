@@ -31,6 +31,7 @@ import (
 	"github.com/bullpen-run/bullpen/guest/account"
 	"github.com/bullpen-run/bullpen/guest/contexts"
 	"github.com/bullpen-run/bullpen/guest/files"
+	"github.com/bullpen-run/bullpen/guest/mask"
 	"github.com/bullpen-run/bullpen/guest/process"
 )
 
@@ -99,6 +100,7 @@ func run() error {
 	}
 	cells := &contexts.Contexts{
 		Table: table, User: user, Interpreters: c.Interpreters, Runners: c.Runners, Preload: c.Preload, Start: c.Start,
+		Masks: mask.New(c.Masks),
 	}
 	server := newServer(table, files.NewTree(users, changes), cells, c)
 	abandoned := make(chan struct{})

@@ -31,6 +31,7 @@ type guestConfig struct {
 	Interpreters map[string]string `json:"interpreters,omitempty"`
 	Runners      string            `json:"runners"`
 	Preload      []string          `json:"preload,omitempty"` // Python modules of contexts
+	Masks        []string          `json:"masks,omitempty"`   // secrets that contexts must not print
 	Start        int               `json:"start"`             // the number of the sandbox's start
 }
 
@@ -67,6 +68,7 @@ func (a *attempt) guestFor(b *sandbox) (jail.Program, error) {
 		HeartbeatTimeout: proto.GuestTimeout, LogBytes: min(job.Sandbox.OutputBytes, proto.MaxSandboxLog),
 		CPU: job.Sandbox.CPU, Memory: job.Sandbox.Memory,
 		Interpreters: interpreters(b.jail.image), Runners: cell.Dir, Preload: job.Sandbox.Preload, Start: job.Live.Start,
+		Masks: visibleSecrets(job, b.secrets),
 		Users: []guestUser{
 			{jail.GuestUser, jail.ProgramID, jail.ProgramID, proto.SandboxHome, false},
 			{"root", 0, 0, "/root", job.Sandbox.RootBytes > 0},

@@ -5,8 +5,8 @@ import (
 	"io"
 
 	"github.com/bullpen-run/bullpen/guest/cell"
+	"github.com/bullpen-run/bullpen/guest/mask"
 	"github.com/bullpen-run/bullpen/proto"
-	"github.com/bullpen-run/bullpen/worker/mask"
 )
 
 // displays collects what a cell shows, for the result, and publishes it. A program can forge what its runner prints, so

@@ -8,10 +8,10 @@ import (
 	"strings"
 	"time"
 
+	"github.com/bullpen-run/bullpen/guest/mask"
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/worker/inject"
 	"github.com/bullpen-run/bullpen/worker/jail"
-	"github.com/bullpen-run/bullpen/worker/mask"
 )
 
 // withSecrets returns the environment of a job with the secrets that are variables.
@@ -92,12 +92,9 @@ func trustFile(roots inject.Roots, proxy *inject.Proxy) jail.File {
 // newMasks returns the masks of a job: of values of Env, and of bound secrets. Secrets that
 // programs never get are included, because a server may echo them.
 func newMasks(job *proto.Job, bound map[string][]byte) *mask.Masks {
-	var values []string
-	for _, name := range job.Secrets {
-		values = append(values, job.Env[name])
-	}
+	values := visibleSecrets(job, bound)
 	for _, b := range job.Bound {
-		if b.Mask || b.Injection != nil {
+		if b.Injection != nil {
 			values = append(values, string(bound[b.Secret]))
 		}
 	}
@@ -141,4 +138,18 @@ func escapedLines(values []string) (escaped []string) {
 		}
 	}
 	return escaped
+}
+
+// visibleSecrets returns the secrets to mask that the program itself has, in its environment or in files.
+func visibleSecrets(job *proto.Job, bound map[string][]byte) []string {
+	var values []string
+	for _, name := range job.Secrets {
+		values = append(values, job.Env[name])
+	}
+	for _, b := range job.Bound {
+		if b.Mask && b.Injection == nil {
+			values = append(values, string(bound[b.Secret]))
+		}
+	}
+	return values
 }

@@ -41,7 +41,7 @@ type parsedFrame struct {
 
 // output is text of the program, or a frame.
 type output struct {
-	text  string
+	text        string
 	parsedFrame *parsedFrame
 }
 

@@ -21,6 +21,7 @@ import (
 
 	"github.com/bullpen-run/bullpen/guest/account"
 	"github.com/bullpen-run/bullpen/guest/cell"
+	"github.com/bullpen-run/bullpen/guest/mask"
 	"github.com/bullpen-run/bullpen/guest/process"
 )
 
@@ -72,6 +73,8 @@ type Contexts struct {
 	// Runners is the directory of the runners.
 	Runners string
 	Preload []string // Python modules
+	// Masks are secrets that no output contains.
+	Masks *mask.Masks
 	// Start is the number of the sandbox's start, from 1. Ids of contexts contain it.
 	Start int
 

@@ -2,6 +2,7 @@ package contexts
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"net/http"
 	"os"
@@ -12,6 +13,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/bullpen-run/bullpen/guest/cell"
+	"github.com/bullpen-run/bullpen/guest/mask"
 	"github.com/bullpen-run/bullpen/guest/process"
 )
 
@@ -362,19 +364,15 @@ func (c *Context) follow(i *interpreter, nonce string, p *pipes) {
 		return 0
 	}
 	isReady := sync.OnceFunc(func() { close(i.ready) })
+	masked := [2]*mask.Writer{c.all.Masks.Writer(text{i, false}), c.all.Masks.Writer(text{i, true})}
 	reader := &cell.Reader{
 		Nonce: nonce, Reserve: c.all.memory.reserve, Release: c.all.memory.release,
 		Text: func(fromStderr bool, piece []byte) error {
 			logs[index(fromStderr)].Add(piece)
 			i.mu.Lock()
 			defer i.mu.Unlock()
-			if fromStderr && len(i.early) < maxEarly {
-				i.early = append(i.early, piece[:min(len(piece), maxEarly-len(i.early))]...)
-			}
-			if i.run != nil {
-				i.run.text(fromStderr, piece)
-			}
-			return nil
+			_, err := masked[index(fromStderr)].Write(piece)
+			return err
 		},
 		Frame: func(f cell.Frame) {
 			if f.Type == cell.TypeReady {
@@ -386,6 +384,9 @@ func (c *Context) follow(i *interpreter, nonce string, p *pipes) {
 			}
 			i.mu.Lock()
 			defer i.mu.Unlock()
+			for _, w := range masked {
+				w.Flush()
+			}
 			if i.run == nil || i.run.number != f.Run && f.Type == cell.TypeEnd {
 				return
 			}
@@ -418,9 +419,29 @@ func (c *Context) follow(i *interpreter, nonce string, p *pipes) {
 		l.Flush()
 	}
 	i.mu.Lock()
+	for _, w := range masked {
+		w.Flush()
+	}
 	close(i.drained)
 	i.mu.Unlock()
 	p.closeParent()
+}
+
+// text is an output of an interpreter, without secrets. The interpreter's lock must be held.
+type text struct {
+	of         *interpreter
+	fromStderr bool
+}
+
+func (t text) Write(piece []byte) (int, error) {
+	i := t.of
+	if t.fromStderr && len(i.early) < maxEarly {
+		i.early = append(i.early, piece[:min(len(piece), maxEarly-len(i.early))]...)
+	}
+	if i.run != nil {
+		i.run.text(t.fromStderr, piece)
+	}
+	return len(piece), nil
 }
 
 // drainTime is how long outputs are read on after their interpreter has ended.
@@ -429,13 +450,31 @@ const drainTime = 100 * time.Millisecond
 // frame handles a frame of the interpreter.
 func (r *run) frame(f *cell.Frame) {
 	r.flush()
+	masks := r.context.all.Masks
 	switch {
 	case f.Display != nil:
+		maskDisplay(f.Display, masks)
 		r.events.add(false, func(seq int64) any { return displayEvent{base{f.Type, seq}, f.Display} })
 	case f.Failure != nil:
+		f.Failure.Name, f.Failure.Value = masks.String(f.Failure.Name), masks.String(f.Failure.Value)
+		for i, line := range f.Failure.Traceback {
+			f.Failure.Traceback[i] = masks.String(line)
+		}
 		r.events.add(false, func(seq int64) any { return errorEvent{base{f.Type, seq}, f.Failure} })
 	case f.End != nil:
 		r.end = *f.End
 		close(r.ended)
+	}
+}
+
+// maskDisplay replaces secrets in the texts of a display. They remain in its pictures.
+func maskDisplay(d *cell.Display, masks *mask.Masks) {
+	data := make(map[string]json.RawMessage, len(d.Data))
+	for kind, value := range d.Data {
+		data[masks.String(kind)] = masks.JSON(value)
+	}
+	d.Data = data
+	for _, value := range []*json.RawMessage{&d.Metadata, &d.Chart, &d.Columns} {
+		*value = masks.JSON(*value)
 	}
 }

@@ -28,9 +28,9 @@ import (
 	"sync"
 	"time"
 
+	"github.com/bullpen-run/bullpen/guest/mask"
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/worker/jail"
-	"github.com/bullpen-run/bullpen/worker/mask"
 )
 
 // Limits of a connection.
