@@ -200,6 +200,7 @@ func testLiveSandboxes(t *testing.T, p *programs, in topology) {
 		}
 	})
 	t.Run("saves", func(t *testing.T) { testLiveSaves(t, sys) })
+	t.Run("contexts", func(t *testing.T) { testContexts(t, sys) })
 	t.Run("commands", func(t *testing.T) { // the answers of guests begin while a proxy still reads the requests
 		s := sys.in(t).newSandbox(request{})
 		for range answersOfGuests.n() {
