@@ -27,7 +27,7 @@ const lineBuffer = 64 << 10
 
 // Event is one event of an execution. Its type decides which fields are set.
 type Event struct {
-	Type    proto.EventType `json:"type"`     // status, output or result
+	Type    proto.EventType `json:"type"`     // status, output, display or result
 	Seq     int64           `json:"seq"`      // its number; a stream can be resumed after it
 	TraceID proto.TraceID   `json:"trace_id"` // of status and result
 	Status  proto.Status    `json:"status"`   // of status and result
@@ -35,6 +35,10 @@ type Event struct {
 	Stream proto.Stream `json:"stream"` // of output: stdout or stderr
 	Data   string       `json:"data"`   // of output, with U+FFFD for bytes that are not UTF-8
 	Base64 []byte       `json:"base64"` // of output: the exact bytes of Data, if they are not UTF-8
+
+	Index   int            `json:"index"`   // of display: its index in the results
+	Display *proto.Display `json:"display"` // of display
+	Omitted []string       `json:"omitted"` // of display: what only the result has, such as image/png
 
 	Result    *proto.Result `json:"result"`           // of result
 	Truncated bool          `json:"output_truncated"` // of result: it has less than the program wrote

@@ -145,6 +145,40 @@ func TestWebhookBody(t *testing.T) {
 
 // The body of a webhook is small, however much a program prints. It contains as much of the output
 // as fits.
+// The last results are left out before an output is truncated.
+func TestWebhookBodyLosesResultsFirst(t *testing.T) {
+	r := Exited(0)
+	r.Stdout = strings.Repeat("o", 1000)
+	for range 3 {
+		r.Results = append(r.Results, Display{Data: map[string]json.RawMessage{
+			"text/plain": json.RawMessage(`"` + strings.Repeat("r", 1000) + `"`),
+		}})
+	}
+	for most, want := range map[int]struct{ results, stdout int }{
+		10_000: {3, 1000}, webhookRest + 3200: {2, 1000}, webhookRest + 1500: {0, 1000}, webhookRest + 500: {0, 500},
+	} {
+		text, err := WebhookBody(ended(r), "u", most)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var body struct {
+			Result    Result
+			ResultURL string `json:"result_url"`
+		}
+		if err := json.Unmarshal(text, &body); err != nil {
+			t.Fatal(err)
+		}
+		if n, cut := len(body.Result.Results), want.results < 3; n != want.results || body.Result.ResultsTruncated != cut ||
+			(body.ResultURL != "") != cut || len(text) > most {
+			t.Errorf("most %d: %d results, truncated %t, URL %q, %d bytes", most, n, body.Result.ResultsTruncated, body.ResultURL,
+				len(text))
+		}
+		if n := len(body.Result.Stdout); n < want.stdout-10 || body.Result.StdoutTruncated != (want.stdout < 1000) {
+			t.Errorf("most %d: %d bytes of stdout", most, n)
+		}
+	}
+}
+
 func TestWebhookBodyIsCut(t *testing.T) {
 	const resultURL = "https://bullpen.example/v1/executions/trc_AbCdEfGhIjKlMnOpQrSt"
 	huge := func(s string) string { return strings.Repeat(s, (512<<10)/len(s)) }

@@ -39,7 +39,13 @@ func (d *Display) JSON() []byte {
 	if err := enc.Encode(d); err != nil {
 		panic(fmt.Sprintf("encode display: %v", err)) // what was decoded can be encoded
 	}
-	return bytes.ReplaceAll(bytes.TrimSuffix(b.Bytes(), []byte("\n")), []byte("\u0085"), []byte(`\u0085`))
+	text := bytes.TrimSuffix(b.Bytes(), []byte("\n"))
+	for lineBreak, escaped := range map[string]string{"\u0085": `\u0085`, "\u2028": `\u2028`, "\u2029": `\u2029`} {
+		if bytes.Contains(text, []byte(lineBreak)) {
+			text = bytes.ReplaceAll(text, []byte(lineBreak), []byte(escaped))
+		}
+	}
+	return text
 }
 
 // cutLargest removes the largest part of d and returns its name. It returns false if nothing is left.

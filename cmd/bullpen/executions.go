@@ -62,6 +62,7 @@ func printExecution(p *page, e *api.Execution) {
 	p.metadata(e.Metadata)
 	printOutput(p, "stdout", e.Stdout, e.StdoutTruncated)
 	printOutput(p, "stderr", e.Stderr, e.StderrTruncated)
+	printResults(p, e.Results, e.ResultsTruncated)
 	if e.StdoutInvalidUTF8 || e.StderrInvalidUTF8 {
 		p.textf("--- the output has bytes that are not UTF-8: `bullpen logs %s` prints them as they are\n", e.TraceID)
 	}

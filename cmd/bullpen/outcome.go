@@ -84,6 +84,8 @@ type eventPrinter struct {
 	json    bool
 	lastSeq int64 // of the last event, or of the event to start after
 	missing bool  // some events were missing
+	// results prints the results of a program that is run with --rich; nil to print only their texts.
+	results *resultPrinter
 }
 
 func (p *eventPrinter) event(e *client.Event) error {
@@ -107,7 +109,17 @@ func (p *eventPrinter) event(e *client.Event) error {
 		}
 		_, err := io.WriteString(to, e.Data)
 		return err
+	case proto.EventDisplay:
+		if p.results != nil {
+			return p.results.display(e.Index, e.Display, e.Omitted)
+		}
+		return printText(p.out, e.Display)
 	case proto.EventResult:
+		if p.results != nil {
+			if err := p.results.rest(e.Result); err != nil {
+				return err
+			}
+		}
 		if p.missing {
 			p.errorf("%s: some of the output above is missing; `bullpen get %[1]s` prints what the result kept", e.TraceID)
 		}
@@ -128,6 +140,8 @@ func (p *eventPrinter) result(id proto.TraceID, r *proto.Result) error {
 	if _, err := io.WriteString(p.out, r.Stdout); err != nil {
 		return err
 	}
-	_, err := io.WriteString(p.err, r.Stderr)
-	return err
+	if _, err := io.WriteString(p.err, r.Stderr); err != nil || p.results == nil {
+		return err
+	}
+	return p.results.rest(r)
 }

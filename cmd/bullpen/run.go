@@ -45,6 +45,8 @@ type programFlags struct {
 type runCommand struct {
 	remote         `embed:""`
 	programFlags   `embed:""`
+	Rich           bool          `help:"Run the Python program as one cell of a notebook, and show its results: values, tables, pictures."`
+	SaveResults    string        `name:"save-results" placeholder:"DIR" help:"With --rich: save pictures in this directory. Default: the current one."`
 	Async          bool          `help:"Print the execution's id and exit. See bullpen wait and bullpen logs."`
 	WebhookURL     string        `name:"webhook-url" placeholder:"URL" help:"With --async: send the result to this URL."`
 	IdempotencyKey string        `placeholder:"KEY" help:"With --async: repeating the command with the same key returns the first execution."`
@@ -59,7 +61,11 @@ without losing or repeating output. Ctrl-C cancels the program, which gets SIGTE
 
 Exit codes: ` + exitCodesHelp + `
 
---json prints the execution's events, one JSON object per line. The last is the result.
+--rich prints the value of the program's last expression, and saves each picture that the program shows, such as a
+figure of matplotlib, as PROGRAM-1.png, PROGRAM-2.png and so on. It replaces files of these names. Terminals that can
+show pictures (kitty, Ghostty, iTerm2, WezTerm, mintty, foot and others) also show them.
+
+--json prints the execution's events, one JSON object per line, and saves no pictures. The last is the result.
 
 Examples:
 
@@ -67,20 +73,21 @@ Examples:
   bullpen run -t 10 -e NAME=you greet.sh
   bullpen run --stdin data.csv sum.py -- --column 3
   bullpen run --thread notebook-1 cell.py
+  bullpen run --rich --save-results pictures plot.py
   echo 'print(6 * 7)' | bullpen run -
   bullpen run --async --webhook-url https://example.com/hook long.py
   bullpen run --async --delay 10m report.py`
 }
 
 func (c *runCommand) Run(ctx context.Context, s streams) error {
-	if err := c.checkAsync(); err != nil {
+	if err := c.checkFlags(); err != nil {
 		return unknownOutcome(err)
 	}
 	req, err := c.request(s.in)
 	if err != nil {
 		return unknownOutcome(err)
 	}
-	req.WebhookURL = c.WebhookURL
+	req.WebhookURL, req.Rich = c.WebhookURL, c.Rich
 	req.Delay = proto.Seconds(c.Delay)
 	if !c.At.IsZero() {
 		req.RunAt = &api.Time{Time: c.At}
@@ -94,6 +101,10 @@ func (c *runCommand) Run(ctx context.Context, s streams) error {
 		return unknownOutcome(c.submit(ctx, s, cl, req))
 	}
 	f := &follower{api: cl, printer: eventPrinter{streams: s, json: c.JSON}, announce: !c.Quiet && !c.JSON}
+	if c.Rich && !c.JSON {
+		f.printer.results = newResultPrinter(s, c.SaveResults, c.File)
+		f.printer.results.quiet = c.Quiet
+	}
 	f.queued = time.AfterFunc(queuedAfter, func() { s.progressf("waiting for a free slot") })
 	defer f.queued.Stop()
 	err = f.run(ctx, func(ctx context.Context) error { return each(cl.Stream(ctx, req), f.event) })
@@ -158,9 +169,11 @@ func exactOutputs(ctx context.Context, cl *client.Client, id proto.TraceID, r *p
 	return nil
 }
 
-// checkAsync checks the flags that need --async.
-func (c *runCommand) checkAsync() error {
+// checkFlags checks the flags that need others.
+func (c *runCommand) checkFlags() error {
 	switch {
+	case c.SaveResults != "" && (!c.Rich || c.Async || c.JSON):
+		return usagef("--save-results needs --rich, without --async and --json")
 	case !c.Async && c.WebhookURL != "":
 		return usagef("--webhook-url needs --async")
 	case !c.Async && c.IdempotencyKey != "":

@@ -78,3 +78,22 @@ func FuzzMasks(f *testing.F) {
 		}
 	})
 }
+
+// Secrets are found in the strings and numbers of a JSON text as programs print them, and it stays valid.
+func TestJSON(t *testing.T) {
+	m := New([]string{"12345", `a"b` + "\u00e9", "true"})
+	for text, want := range map[string]string{
+		`{"x":12345,"y":[1,-2.5e3,null]}`:       `{"x":"***","y":[1,-2.5e3,null]}`,
+		`123450e7`:                              `"***0e7"`,
+		`{"12345":"say a\"b\u00e9, a\u0022bé"}`: `{"***":"say ***, ***"}`,
+		`[true,"true","\\"]`:                    `[true,"***","\\"]`,
+		`"\u2028<12"`:                           `"\u2028<12"`,
+	} {
+		if got := string(m.JSON([]byte(text))); got != want {
+			t.Errorf("%s becomes %s instead of %s", text, got, want)
+		}
+	}
+	if got := string(New(nil).JSON([]byte(`"12345"`))); got != `"12345"` {
+		t.Errorf("without secrets: %s", got)
+	}
+}
