@@ -413,8 +413,22 @@ func result(does string) proto.Result {
 		r = proto.Cancelled()
 	}
 	r.Stdout, r.Stderr = "one\nthree\n", "two\n"
+	if does == "shows" {
+		large := strings.Repeat(stubPicture[:4], 100_000) // not in its event
+		r.ResultsTruncated = true
+		r.Results = []proto.Display{
+			{Data: map[string]json.RawMessage{"image/png": quoted(stubPicture), "text/plain": quoted("<Figure>")}},
+			{Data: map[string]json.RawMessage{"image/jpeg": quoted(large), "text/plain": quoted("<Figure>")}},
+			{Data: map[string]json.RawMessage{"text/plain": quoted("42")}, Result: true},
+		}
+	}
 	return r
 }
+
+// stubPicture is a PNG of one pixel.
+const stubPicture = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+
+func quoted(s string) json.RawMessage { return proto.AppendJSONString(nil, s) }
 
 // events returns the events after number after of a program whose result is r.
 func events(r proto.Result, after int64) []byte {
@@ -424,9 +438,12 @@ func events(r proto.Result, after int64) []byte {
 		proto.AppendOutputEvent(nil, proto.Stdout, []byte("one\n"), 2),
 		proto.AppendOutputEvent(nil, proto.Stderr, []byte("two\n"), 3),
 		proto.AppendOutputEvent(nil, proto.Stdout, []byte("three\n"), 4))
+	for i := range r.Results {
+		all = append(all, proto.AppendDisplayEvent(nil, i, &r.Results[i], int64(len(all)+1)))
+	}
 	var last bytes.Buffer
 	err := proto.WriteResultEvent(&last, &proto.Record{
-		Meta: proto.Meta{TraceID: stubTrace}, Status: r.Status(), Result: &r, ResultSeq: 5,
+		Meta: proto.Meta{TraceID: stubTrace}, Status: r.Status(), Result: &r, ResultSeq: int64(len(all) + 1),
 	})
 	if err != nil {
 		panic(err)
