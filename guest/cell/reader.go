@@ -13,8 +13,8 @@ const (
 	maxFrame = 6 << 20
 	// smallFrame is the size of frames for which no memory is reserved. Only displays are larger.
 	smallFrame = 256 << 10
-	// syncTimeout is how long a frame waits for standard error, which a program may have closed. The next frames do not
-	// wait again until there is a number in standard error: a program could leave many forged ones in its pipe.
+	// syncTimeout is how long one output waits for the other, which a program may have closed. After that the reader never
+	// waits again: a program could leave many forged frames in its pipes.
 	syncTimeout = time.Second
 )
 
@@ -37,9 +37,9 @@ type Reader struct {
 
 	mu      sync.Mutex
 	synced  uint64        // the last number in standard error
-	closed  bool          // standard error has ended
-	late    bool          // a frame has waited in vain since the last number
-	changed chan struct{} // closed when the two above change, if anybody waits
+	passed  uint64        // the last number of a frame that was passed on
+	apart   bool          // the outputs do not wait for each other any more
+	changed chan struct{} // closed when one of these changes, if anybody waits
 }
 
 // Stdout returns the writer of standard output. Its Close must be called at the end.
@@ -143,10 +143,12 @@ func (o *Output) chunk(body []byte) {
 	switch {
 	case !ok:
 	case o.stderr:
-		o.reader.sync(sync, false)
+		o.reader.set(&o.reader.synced, sync)
+		o.reader.await(&o.reader.passed, sync) // what follows here was printed after the frame
 	case f.Type != "":
-		o.reader.await(sync)
+		o.reader.await(&o.reader.synced, sync)
 		o.reader.Frame(f)
+		o.reader.set(&o.reader.passed, sync)
 	}
 	o.drop()
 }
@@ -196,29 +198,40 @@ func (o *Output) Close() error {
 	o.rest = nil
 	o.release(cap(o.frame))
 	o.frame = nil
-	if o.stderr {
-		o.reader.sync(0, true)
-	}
+	o.reader.part()
 	return err
 }
 
-// sync records a number in standard error, or its end.
-func (r *Reader) sync(number uint64, closed bool) {
+// set records a number that one output has reached.
+func (r *Reader) set(reached *uint64, number uint64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.synced, r.closed, r.late = max(r.synced, number), r.closed || closed, false
+	*reached = max(*reached, number)
+	r.notify()
+}
+
+// part ends all waits.
+func (r *Reader) part() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.apart = true
+	r.notify()
+}
+
+// notify wakes the output that waits. r.mu must be locked.
+func (r *Reader) notify() {
 	if r.changed != nil {
 		close(r.changed)
 		r.changed = nil
 	}
 }
 
-// await waits for a number in standard error.
-func (r *Reader) await(number uint64) {
+// await waits until the other output has reached a number.
+func (r *Reader) await(reached *uint64, number uint64) {
 	var timer *time.Timer
 	for {
 		r.mu.Lock()
-		if r.synced >= number || r.closed || r.late {
+		if *reached >= number || r.apart {
 			r.mu.Unlock()
 			return
 		}
@@ -234,9 +247,7 @@ func (r *Reader) await(number uint64) {
 		select {
 		case <-changed:
 		case <-timer.C:
-			r.mu.Lock()
-			r.late = true
-			r.mu.Unlock()
+			r.part()
 			return
 		}
 	}
