@@ -66,8 +66,8 @@ type Thinking struct {
 // Image is a picture from the user or a tool: its content in Base64, with its media type. It is never a
 // URL, which the model server would fetch from inside the operator's network.
 type Image struct {
-	MediaType string
-	Base64    string
+	MediaType string `json:"media_type"`
+	Base64    string `json:"base64"`
 }
 
 // Call is a call of a tool by the model.
@@ -87,6 +87,8 @@ type Result struct {
 	// Items, if not nil, are the result in place of Text: texts, images and documents of the user.
 	Items  []Item
 	Failed bool
+	// Pictures are those of this side's tools. A server whose protocol has none in results does not get them.
+	Pictures []Image
 }
 
 // Definition describes a tool to the model.
@@ -265,15 +267,18 @@ type Outcome struct {
 	Text   string          `json:"text"` // as the model reads it
 	Failed bool            `json:"failed,omitempty"`
 	Value  json.RawMessage `json:"value,omitempty"` // for whoever encodes the event
+	// Pictures are seen by models that can, in addition to Text.
+	Pictures []Image `json:"pictures,omitempty"`
 	// Change, if not nil, is applied by [Tool.Apply]. Until then the call has no outcome.
 	Change *Change `json:"change,omitempty"`
 }
 
-// Change is a file change by a call that is no execution. It is logged before it is applied, so
-// that a resumed run does not apply it twice.
+// Change is what a call does that is no execution: it changes a file, or runs at a place. It is logged before it is
+// applied, so that a resumed run does not apply it twice.
 type Change struct {
-	Before string `json:"before,omitempty"` // the state of the file, as [TextFile.State]
-	After  string `json:"after"`
+	Before string       `json:"before,omitempty"` // the state of the file, as [TextFile.State]
+	After  string       `json:"after,omitempty"`
+	Place  *proto.Place `json:"place,omitempty"` // nil for a file, and for an execution
 }
 
 // Tool is a tool that the model may call.

@@ -25,6 +25,16 @@ type Host interface {
 	// continues in another process. A timeout of 0 is the longest that the plan allows, up to
 	// [MaxTimeout].
 	Execute(ctx context.Context, id proto.TraceID, req *api.ExecuteRequest) (*proto.Record, error)
+	// Place returns where the programs of a thread run while its live sandbox runs. With cells it returns the Python
+	// interpreter there, and starts both if necessary. It returns nil if there is no such sandbox, or if none can be
+	// started now: calls are executions then.
+	Place(ctx context.Context, thread string, cells bool) (*proto.Place, error)
+	// ExecuteAt is Execute at a place of the thread in req. There is no record to find later. The code of its error is
+	// [api.CodeContextLost] if the place is gone.
+	ExecuteAt(ctx context.Context, at *proto.Place, id proto.TraceID, req *api.ExecuteRequest) (*proto.Record, error)
+	// RunCell runs a cell at a place of a thread, and returns its result. It does not run it again if a cell with that
+	// id was run there. The code of its error is [api.CodeContextLost] if the place is gone.
+	RunCell(ctx context.Context, thread string, at *proto.Place, id proto.TraceID, code string) (*api.CellResult, error)
 	// Reserve reserves memory for n bytes of text until the request ends.
 	Reserve(n int64) error
 	// Thread returns a thread. The code of its error is [api.CodeNotFound] if there is none.
@@ -85,6 +95,8 @@ type Container struct {
 	InPlace bool
 
 	executions map[string]int // by call
+	place      *proto.Place   // of the call that is carried out; nil if it is an execution
+	errPlace   error          // why it has no place
 }
 
 // NewContainerID returns the id of a new container with a prefix.
@@ -96,6 +108,8 @@ type Output struct {
 	Files  []*proto.AgentFile // that it left for the client
 	Paths  []string           // of these files, if they are left in place
 	Note   string             // why some of these are missing, empty if none are
+	// Pictures are what a cell has shown, for models that can see them.
+	Pictures []Image
 }
 
 // Shortened returns the beginning of an output that is too long for a model, with a note.
@@ -144,15 +158,28 @@ func (c *Container) execute(ctx context.Context, call string, req *api.ExecuteRe
 	c.Used = true
 	req.ThreadID, req.MaxAttempts = c.ID, 1
 	req.Metadata = map[string]string{MetadataRun: c.Run, MetadataCall: call}
-	if err := req.Validate(); err != nil {
+	if err := errors.Join(req.Validate(), c.errPlace); err != nil {
 		return nil, err
 	}
+	id := c.executionID(call)
+	if c.place == nil {
+		return c.Host.Execute(ctx, id, req)
+	}
+	record, err := c.Host.ExecuteAt(ctx, c.place, id, req)
+	gone, err := lost(err)
+	if gone != nil {
+		record = gone.Record
+	}
+	return record, err
+}
+
+// executionID returns the id of the next execution of a call. A run that is continued finds the executions of its calls.
+func (c *Container) executionID(call string) proto.TraceID {
 	if c.executions == nil {
 		c.executions = map[string]int{}
 	}
 	c.executions[call]++
-	// A run that is continued finds the executions of its calls.
-	return c.Host.Execute(ctx, proto.DerivedTraceID(fmt.Sprintf("agent %s %s %d", c.Run, call, c.executions[call])), req)
+	return proto.DerivedTraceID(fmt.Sprintf("agent %s %s %d", c.Run, call, c.executions[call]))
 }
 
 // output returns the outcome of a program, with the files in a directory changed since a time,
@@ -170,6 +197,11 @@ func (c *Container) output(ctx context.Context, record *proto.Record, dir string
 		paths = append(paths, f.Path)
 		return nil
 	})
+	return out, c.leaveAll(ctx, out, paths, err)
+}
+
+// leaveAll leaves files for the client. err is why some are missing.
+func (c *Container) leaveAll(ctx context.Context, out *Output, paths []string, err error) error {
 	for _, path := range paths {
 		f, errSave := c.leave(ctx, path)
 		switch {
@@ -183,12 +215,12 @@ func (c *Container) output(ctx context.Context, record *proto.Record, dir string
 		}
 	}
 	if ctx.Err() != nil {
-		return nil, ctx.Err()
+		return ctx.Err()
 	}
 	if err != nil {
 		out.Note = "Files that the program left for the user are missing: " + err.Error()
 	}
-	return out, nil
+	return nil
 }
 
 // leave leaves a file for the client. The file that it returns is nil if that stays in place.
@@ -254,10 +286,11 @@ type EditError struct {
 
 func (e *EditError) Error() string { return e.Message }
 
-// clean returns a path relative to the home, which is also at [proto.ContainerData] and has /tmp.
+// clean returns a path relative to the home, which is also at [proto.ContainerData] and has /tmp. In live sandboxes it
+// is at [proto.SandboxHome], too.
 func (c *Container) clean(name string) (string, error) {
 	name = path.Clean(name)
-	for at, dir := range map[string]string{"/tmp": proto.ContainerTmp, proto.ContainerData: "."} {
+	for at, dir := range map[string]string{"/tmp": proto.ContainerTmp, proto.ContainerData: ".", proto.SandboxHome: "."} {
 		if rest, ok := strings.CutPrefix(name, at); ok && (rest == "" || rest[0] == '/') {
 			name = dir + rest
 		}

@@ -392,10 +392,16 @@ func (l *loop) outcome(ctx context.Context, call *Call) (*Outcome, error) {
 }
 
 func (l *loop) result(ctx context.Context, call *Call, outcome *Outcome) error {
-	if err := l.run.Reserve(int64(len(outcome.Text))); err != nil {
+	size := len(outcome.Text)
+	for _, p := range outcome.Pictures {
+		size += len(p.Base64)
+	}
+	if err := l.run.Reserve(int64(size)); err != nil {
 		return err
 	}
-	l.turn.Items = append(l.turn.Items, Item{Result: &Result{CallID: call.ID, Text: outcome.Text, Failed: outcome.Failed}})
+	l.turn.Items = append(l.turn.Items, Item{Result: &Result{
+		CallID: call.ID, Text: outcome.Text, Failed: outcome.Failed, Pictures: outcome.Pictures,
+	}})
 	_, err := l.appendItem(ctx, Event{Kind: EventResult, Call: call, Server: true, Outcome: outcome})
 	return err
 }

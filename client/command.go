@@ -28,6 +28,9 @@ type Command struct {
 	Args []string          // the program and its arguments; required
 	Env  map[string]string // added to the sandbox's
 	Dir  string            // the working directory, absolute or relative to the home; empty for the home
+	// Tag, if not empty, names the command. If the sandbox has a command of that name already, Exec starts none: it
+	// follows that one from the beginning of the output that the sandbox keeps.
+	Tag string
 	// Timeout is how long the command may run, together with what it has started; 0 for no limit.
 	Timeout time.Duration
 	Stdin   io.Reader // nil for none
@@ -102,6 +105,9 @@ type processEvents struct {
 func (x *execution) run(ctx context.Context) error {
 	var stream *processEvents
 	err := x.guest.retry(ctx, func() (err error) {
+		if stream, err = x.find(ctx); stream != nil || err != nil {
+			return err
+		}
 		if stream, err = x.start(ctx); err != nil {
 			return err
 		}
@@ -136,6 +142,37 @@ func final(err error) bool {
 	return isGuests || isServers
 }
 
+// find connects to the process with the command's tag, and returns its events after the first; nil if there is none.
+func (x *execution) find(ctx context.Context) (*processEvents, error) {
+	if x.command.Tag == "" {
+		return nil, nil
+	}
+	stream, err := x.connect(ctx, &processpb.ProcessSelector{
+		Selector: &processpb.ProcessSelector_Tag{Tag: x.command.Tag},
+	})
+	if err == nil {
+		err = x.first(stream)
+	}
+	failed, ok := errors.AsType[*GuestError](err)
+	switch {
+	case ok && failed.Code == connect.CodeNotFound.String():
+		return nil, nil
+	case err != nil:
+		return nil, err
+	}
+	return stream, nil
+}
+
+// connect returns the events of a process that runs, or has ended, after the last one received.
+func (x *execution) connect(ctx context.Context, to *processpb.ProcessSelector) (*processEvents, error) {
+	r := connect.NewRequest(&processpb.ConnectRequest{Process: to, AfterSeq: &x.seq})
+	s, err := x.guest.processes.Connect(ctx, r)
+	if err != nil {
+		return nil, guestError(err)
+	}
+	return &processEvents{s.Receive, func() *processpb.ProcessEvent { return s.Msg().GetEvent() }, s.Err, s.Close}, nil
+}
+
 // start starts the process.
 func (x *execution) start(ctx context.Context) (*processEvents, error) {
 	c := x.command
@@ -143,6 +180,9 @@ func (x *execution) start(ctx context.Context) (*processEvents, error) {
 		Process: &processpb.ProcessConfig{Cmd: c.Args[0], Args: c.Args[1:], Envs: c.Env},
 		Stdin:   new(c.Stdin != nil), Numbered: true,
 	})
+	if c.Tag != "" {
+		r.Msg.Tag = &c.Tag
+	}
 	if c.Dir != "" {
 		r.Msg.Process.Cwd = &c.Dir
 	}
@@ -196,10 +236,8 @@ func (x *execution) resume(ctx context.Context) (*processEvents, error) {
 		case <-ctx.Done():
 			return nil, context.Cause(ctx)
 		}
-		r := connect.NewRequest(&processpb.ConnectRequest{Process: x.selector(), AfterSeq: &x.seq})
-		s, err := x.guest.processes.Connect(ctx, r)
+		stream, err := x.connect(ctx, x.selector())
 		if err == nil {
-			stream := &processEvents{s.Receive, func() *processpb.ProcessEvent { return s.Msg().GetEvent() }, s.Err, s.Close}
 			if stream.next() { // the start, which comes again
 				return stream, nil
 			}

@@ -110,5 +110,6 @@ func (s *Server) Agents() *agents.Maker {
 	return &agents.Maker{
 		Runner: s.runner(), Opener: s.opener, Keys: s.Admission, Threads: s.Threads, Versions: s.Versions, Homes: s.Files,
 		Files: s.AgentFiles, Batches: s.AgentBatches, Uploads: s.batches(), Spool: s.Spool,
+		Interpreters: s.Interpreters,
 	}
 }

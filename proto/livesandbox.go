@@ -74,6 +74,14 @@ type LiveSandbox struct {
 	Acts        []SandboxAct    `json:"acts,omitempty"`     // of clients, see [LiveSandbox.AddAct]
 }
 
+// Place is where the call of a tool runs if that is no execution of its own: in one start of the live sandbox of its
+// thread, and in one interpreter if it is a cell.
+type Place struct {
+	Start   TraceID `json:"start"`             // the execution of the start
+	Context string  `json:"context,omitempty"` // of a cell
+	Note    string  `json:"note,omitempty"`    // what the model must know of the interpreter
+}
+
 // SandboxAct is a client's action on a live sandbox.
 type SandboxAct struct {
 	Act       SandboxActName `json:"act"`

@@ -32,6 +32,8 @@ type Host struct {
 	Leaves  map[string]string // files that programs leave in the home
 	Result  proto.Result
 	Err     error // of executions
+	// Cell, if not nil, returns the results of cells. Otherwise there is no interpreter.
+	Cell func(code string) (*api.CellResult, error)
 	Meta    []proto.AgentFile
 	ErrSave error // of SaveFile
 	// Modified is when all files were changed; zero for the time of the list.
@@ -77,6 +79,31 @@ func (h *Host) Execute(_ context.Context, id proto.TraceID, req *api.ExecuteRequ
 	now := time.Now()
 	h.records[id] = &proto.Record{Status: h.Result.Status(), StartedAt: &now, Result: &h.Result}
 	return h.records[id], nil
+}
+
+// Place implements [agent.Host].
+func (h *Host) Place(_ context.Context, thread string, cells bool) (*proto.Place, error) {
+	if h.Cell == nil || !cells {
+		return nil, nil
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.use(thread)
+	return &proto.Place{Start: "trc_start", Context: "python-1-a"}, nil
+}
+
+// ExecuteAt implements [agent.Host].
+func (h *Host) ExecuteAt(
+	ctx context.Context, _ *proto.Place, id proto.TraceID, req *api.ExecuteRequest,
+) (*proto.Record, error) {
+	return h.Execute(ctx, id, req)
+}
+
+// RunCell implements [agent.Host].
+func (h *Host) RunCell(
+	_ context.Context, _ string, _ *proto.Place, _ proto.TraceID, code string,
+) (*api.CellResult, error) {
+	return h.Cell(code)
 }
 
 func (h *Host) use(thread string) {

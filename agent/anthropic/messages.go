@@ -120,7 +120,7 @@ func newRun(ctx context.Context, host agent.Host, req *request, id string, start
 		default:
 			return nil, proto.FieldErrorf("tool_choice.type", "must be auto, any, none or tool")
 		}
-		if choice.Name == toolName && set.revision != "" && set.revision != pythonTool {
+		if choice.Name == toolName && set.revision == bashTool {
 			r.Turn.Choice.Name = bashName // the model has two tools in its place
 		}
 	}

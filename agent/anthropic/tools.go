@@ -18,8 +18,8 @@ import (
 	"github.com/bullpen-run/bullpen/proto/api"
 )
 
-// The revisions of the code execution tool. Those after bashTool differ in the model's
-// instructions, and in programmatic calls, which this server does not support.
+// The revisions of the code execution tool. From replTool on, Python code runs in an interpreter that keeps its state.
+// They also have programmatic calls, which this server does not support.
 const (
 	pythonTool  = "code_execution_20250522"
 	bashTool    = "code_execution_20250825"
@@ -104,34 +104,47 @@ func (set *toolSet) all(c *container) []agent.Tool {
 	case "":
 		return set.clients
 	case pythonTool:
-		return append(set.clients, c.tool(agent.Definition{
+		return append(set.clients, c.Placed(c.tool(agent.Definition{
 			Name: pythonName, Schema: json.RawMessage(
 				`{"type":"object","properties":{"code":{"type":"string","description":"The program."}},"required":["code"]}`),
 			Description: "Runs a Python 3 program in a sandbox and returns its output and exit code. Each call is a new " +
 				"process. Files in the working directory are kept for later calls; " +
 				"files that a call creates or changes there are given to the user. Print what you need to know.",
-		}, c.python))
-	default:
-		return append(set.clients, c.tool(agent.Definition{
-			Name: bashName, Schema: json.RawMessage(
-				`{"type":"object","properties":{"command":{"type":"string","description":"The command."}},"required":["command"]}`),
-			Description: "Runs a Bash command in a sandbox and returns its output and exit code. Each call is a new shell in " +
-				"the home directory. Files in the home directory and in /tmp are kept for later calls, others are not. " +
-				"Files that are saved in the directory $OUTPUT_DIR are given to the user, and are removed from it before the " +
-				"next call.",
-		}, c.bash), c.editor(agent.Definition{
-			Name: editorName, Schema: json.RawMessage(
-				`{"type":"object","properties":{"command":{"type":"string","enum":["view","create","str_replace"]},` +
-					`"path":{"type":"string","description":"A path in the home directory, relative to it."},` +
-					`"file_text":{"type":"string","description":"With create: the whole text of the file."},` +
-					`"old_str":{"type":"string","description":"With str_replace: text that occurs once in the file."},` +
-					`"new_str":{"type":"string","description":"With str_replace: the text in its place."},` +
-					`"view_range":{"type":"array","items":{"type":"integer"},"description":"With view: the first and the last line, ` +
-					`from 1; -1 for the last line of the file."}},"required":["command","path"]}`),
-			Description: "Views, creates and edits text files in the home directory of the sandbox in which Bash commands run.",
-		}))
+		}, c.python), false))
 	}
+	list := set.clients
+	if hasInterpreter(set.revision) {
+		list = append(list, c.Placed(c.tool(agent.Definition{
+			Name: pythonName, Schema: json.RawMessage(
+				`{"type":"object","properties":{"code":{"type":"string","description":"The code."}},"required":["code"]}`),
+			Description: "Runs Python 3 code in an interpreter, as a cell of a notebook, and returns what it prints, and the " +
+				"value of its last expression. Variables, imports and functions are kept for later calls. If they are lost, " +
+				"the result says so. Files that a call creates or changes directly in the working directory, which is the home " +
+				"directory, and pictures that it shows, such as figures of matplotlib, are given to the user.",
+		}, c.cell), true))
+	}
+	return append(list, c.Placed(c.tool(agent.Definition{
+		Name: bashName, Schema: json.RawMessage(
+			`{"type":"object","properties":{"command":{"type":"string","description":"The command."}},"required":["command"]}`),
+		Description: "Runs a Bash command in a sandbox and returns its output and exit code. Each call is a new shell in " +
+			"the home directory. Files in the home directory and in /tmp are kept for later calls, others are not. " +
+			"Files that are saved in the directory $OUTPUT_DIR are given to the user, and are removed from it before the " +
+			"next call.",
+	}, c.bash), false), c.editor(agent.Definition{
+		Name: editorName, Schema: json.RawMessage(
+			`{"type":"object","properties":{"command":{"type":"string","enum":["view","create","str_replace"]},` +
+				`"path":{"type":"string","description":"A path in the home directory, relative to it."},` +
+				`"file_text":{"type":"string","description":"With create: the whole text of the file."},` +
+				`"old_str":{"type":"string","description":"With str_replace: text that occurs once in the file."},` +
+				`"new_str":{"type":"string","description":"With str_replace: the text in its place."},` +
+				`"view_range":{"type":"array","items":{"type":"integer"},"description":"With view: the first and the last line, ` +
+				`from 1; -1 for the last line of the file."}},"required":["command","path"]}`),
+		Description: "Views, creates and edits text files in the home directory of the sandbox in which Bash commands run.",
+	}))
 }
+
+// hasInterpreter reports whether a revision of the code execution tool has an interpreter.
+func hasInterpreter(revision string) bool { return revision == replTool || revision == cellTool }
 
 // container is where the calls of a request are carried out.
 type container struct {
@@ -151,7 +164,11 @@ func (c *container) tool(
 				return c.failure(call.Name, "container_expired", nil), nil
 			}
 			value, err := execute(ctx, call)
-			return c.outcomeOf(ctx, call.Name, value, err)
+			o, err := c.outcomeOf(ctx, call.Name, value, err)
+			if p, ok := value.(*programResult); ok && err == nil {
+				o.Pictures = p.pictures
+			}
+			return o, err
 		},
 		Malformed: func(call *agent.Call) *agent.Outcome { return c.failure(call.Name, "invalid_tool_input", nil) },
 	}
@@ -247,13 +264,31 @@ func arguments[T any](call *agent.Call) (*T, error) {
 }
 
 func (c *container) python(ctx context.Context, call *agent.Call) (any, error) {
+	return c.runCode(ctx, call, c.Python)
+}
+
+// cell runs code in the interpreter. The pictures that it shows are files for the client.
+func (c *container) cell(ctx context.Context, call *agent.Call) (any, error) {
+	return c.runCode(ctx, call, func(ctx context.Context, id, code string) (*agent.Output, error) {
+		out, err := c.Cell(ctx, id, code)
+		if err != nil {
+			return nil, err
+		}
+		return out, c.LeavePictures(ctx, id, out)
+	})
+}
+
+// runCode carries out a call with Python code.
+func (c *container) runCode(
+	ctx context.Context, call *agent.Call, run func(ctx context.Context, call, code string) (*agent.Output, error),
+) (any, error) {
 	in, err := arguments[struct {
 		Code string `json:"code"`
 	}](call)
 	if err != nil {
 		return nil, err
 	}
-	out, err := c.Python(ctx, call.ID, in.Code)
+	out, err := run(ctx, call.ID, in.Code)
 	if err != nil {
 		return nil, err
 	}
@@ -299,7 +334,7 @@ func (c *container) result(name string, out *agent.Output) any {
 	p := &programResult{
 		Type: name + "_result", Stdout: agent.Shortened(r.Stdout, r.StdoutTruncated),
 		Stderr:     agent.Shortened(r.Stderr, r.StderrTruncated),
-		ReturnCode: r.ExitCode, Content: []outputFile{},
+		ReturnCode: r.ExitCode, Content: []outputFile{}, pictures: out.Pictures,
 	}
 	if code != "" { // the platform ended the program
 		p.Stderr = strings.TrimLeft(p.Stderr+"\n"+*r.ErrorMessage, "\n")

@@ -487,6 +487,8 @@ type (
 		Stderr     string       `json:"stderr"`
 		ReturnCode int          `json:"return_code"`
 		Content    []outputFile `json:"content"`
+
+		pictures []agent.Image
 	}
 	outputFile struct {
 		Type   string `json:"type"`

@@ -23,6 +23,7 @@ type encoder struct {
 	response  *response
 	container string          // the id of the container
 	outputs   bool            // of the code interpreter are shown
+	forModel  bool            // which has no use for pictures of earlier responses
 	encrypted bool            // reasoning has what the model needs back
 	custom    map[string]bool // names of custom tools
 	codex     bool            // the client is Codex
@@ -411,6 +412,14 @@ func (e *encoder) call(v *agent.Event) {
 	}
 }
 
+// imagesOf returns the outputs of a code interpreter that are pictures.
+func imagesOf(pictures []agent.Image) (list []interpreterOutput) {
+	for _, p := range pictures {
+		list = append(list, interpreterOutput{Type: "image", URL: "data:" + p.MediaType + ";base64," + p.Base64})
+	}
+	return list
+}
+
 // codeOf returns a call's arguments with a program, empty if they have the wrong types.
 func codeOf(call *agent.Call) *codeArguments {
 	in, err := decodeArguments[codeArguments](call)
@@ -445,7 +454,10 @@ func (e *encoder) result(v *agent.Event) {
 		item := e.response.Output[at].(*interpreterItem) //nolint:forcetypeassert // the item of this tool
 		item.Status = value.Status
 		if e.outputs {
-			item.Outputs = []logsOutput{{"logs", value.Logs}}
+			item.Outputs = []interpreterOutput{{Type: "logs", Logs: &value.Logs}}
+			if !e.forModel {
+				item.Outputs = append(item.Outputs, imagesOf(v.Outcome.Pictures)...)
+			}
 		}
 		for _, p := range value.Paths {
 			if !slices.Contains(e.paths, p) {

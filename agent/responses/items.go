@@ -67,7 +67,7 @@ func (s *Server) storedItems(
 	if err != nil {
 		return nil, err
 	}
-	run.out.outputs, run.out.encrypted = true, true // for the model
+	run.out.outputs, run.out.encrypted, run.out.forModel = true, true, true
 	if err := run.read(ctx); err != nil {
 		return nil, err
 	}

@@ -154,12 +154,12 @@ type item struct {
 	Input     string          `json:"input"`             // of a custom tool
 	Encrypted string          `json:"encrypted_content"` // of reasoning
 	// Of the code interpreter and the sandbox.
-	Code        string          `json:"code"`
-	Language    string          `json:"language"`
-	ContainerID string          `json:"container_id"`
-	Outputs     []logsOutput    `json:"outputs"`
-	Results     []sandboxResult `json:"results"`
-	Action      json.RawMessage `json:"action"` // of the shell
+	Code        string              `json:"code"`
+	Language    string              `json:"language"`
+	ContainerID string              `json:"container_id"`
+	Outputs     []interpreterOutput `json:"outputs"`
+	Results     []sandboxResult     `json:"results"`
+	Action      json.RawMessage     `json:"action"` // of the shell
 }
 
 type part struct {
@@ -324,7 +324,9 @@ func (i *item) interpreterResult() *agent.Result {
 	}
 	var all []string
 	for _, o := range i.Outputs {
-		all = append(all, o.Logs)
+		if o.Logs != nil {
+			all = append(all, *o.Logs)
+		}
 	}
 	return &agent.Result{Text: strings.Join(all, "\n"), Failed: i.Status != statusCompleted}
 }

@@ -132,12 +132,12 @@ type (
 		Text string `json:"text"`
 	}
 	interpreterItem struct {
-		ID          string       `json:"id"`
-		Type        string       `json:"type"`
-		Status      string       `json:"status"`
-		Code        *string      `json:"code"`
-		ContainerID string       `json:"container_id"`
-		Outputs     []logsOutput `json:"outputs"` // null unless the request includes them
+		ID          string              `json:"id"`
+		Type        string              `json:"type"`
+		Status      string              `json:"status"`
+		Code        *string             `json:"code"`
+		ContainerID string              `json:"container_id"`
+		Outputs     []interpreterOutput `json:"outputs"` // null unless the request includes them
 	}
 	shellItem struct {
 		ID          string          `json:"id"`

@@ -271,7 +271,7 @@ func (s *Server) adoptPrevious(
 	if err != nil {
 		return nil, err
 	}
-	before.out.outputs, before.out.encrypted = true, true // for the model
+	before.out.outputs, before.out.encrypted, before.out.forModel = true, true, true
 	if err := before.read(ctx); err != nil {
 		return nil, err
 	}

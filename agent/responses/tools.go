@@ -230,16 +230,20 @@ func (set *toolSet) all(c *container) []agent.Tool {
 	for _, name := range set.hosted {
 		switch name {
 		case sandboxName:
-			list = append(list, newTool(
-				name, "Runs a Python 3 program or a Bash script in a sandbox and returns its output and exit code. ",
+			list = append(list, c.newTool(
+				name, false, "Runs a Python 3 program or a Bash script in a sandbox and returns its output and exit code. "+keptFiles,
 				`"language":{"type":"string","enum":["python","bash"]},"code":{"type":"string","description":"The program."}},`+
 					`"required":["language","code"]}`, c.sandbox, sandboxFailure))
 		case interpreterName:
-			list = append(list, newTool(name, "Runs a Python 3 program in a sandbox and returns its output. ",
-				`"code":{"type":"string","description":"The program."}},"required":["code"]}`, c.interpret, interpreterFailure))
+			list = append(list, c.newTool(
+				name, true, "Runs Python 3 code in an interpreter, as a cell of a notebook, and returns what it prints, and the "+
+					"value of its last expression. Variables, imports and functions are kept for later calls, and so are files in "+
+					"the home directory. If variables are lost, the result says so.",
+				`"code":{"type":"string","description":"The code."}},"required":["code"]}`, c.interpret, interpreterFailure))
 		case shellName:
-			list = append(list, newTool(
-				name, "Runs Bash commands in a sandbox, one after another, and returns their outputs and exit codes. ",
+			list = append(list, c.newTool(
+				name, false, "Runs Bash commands in a sandbox, one after another, and returns their outputs and exit codes. "+
+					keptFiles,
 				`"commands":{"type":"array","items":{"type":"string"},"description":"The commands."},`+
 					`"timeout_ms":{"type":"integer","description":"How long each command may run."}},"required":["commands"]}`,
 				c.shell, shellFailure))
@@ -248,14 +252,15 @@ func (set *toolSet) all(c *container) []agent.Tool {
 	return list
 }
 
-// newTool returns a tool of this side. fail returns the outcome of a call that was not carried out.
-func newTool(
-	name, does, schema string, execute func(ctx context.Context, call *agent.Call) (*agent.Outcome, error),
+// newTool returns a tool of this side, whose calls may be cells. fail returns the outcome of a call that was not carried
+// out.
+func (c *container) newTool(
+	name string, cells bool, description, schema string, execute func(ctx context.Context, call *agent.Call) (*agent.Outcome, error),
 	fail func(message string) *agent.Outcome,
 ) agent.Tool {
-	return agent.Tool{
+	return c.Placed(agent.Tool{
 		Definition: agent.Definition{
-			Name: name, Description: does + keptFiles, Schema: json.RawMessage(schemaStart + schema),
+			Name: name, Description: description, Schema: json.RawMessage(schemaStart + schema),
 		},
 		Execute: func(ctx context.Context, call *agent.Call) (*agent.Outcome, error) {
 			outcome, err := execute(ctx, call)
@@ -269,7 +274,7 @@ func newTool(
 			}
 		},
 		Malformed: func(*agent.Call) *agent.Outcome { return fail("The arguments are not a JSON object.") },
-	}
+	}, cells)
 }
 
 // container is where the calls of a response are carried out. For Perplexity, whose clients request
@@ -320,9 +325,10 @@ type (
 		DurationMS int64  `json:"duration_ms"`
 		Status     string `json:"status"`
 	}
-	logsOutput struct {
-		Type string `json:"type"`
-		Logs string `json:"logs"`
+	interpreterOutput struct {
+		Type string  `json:"type"` // logs or image
+		Logs *string `json:"logs,omitempty"`
+		URL  string  `json:"url,omitempty"` // a data URL
 	}
 	shellOutput struct {
 		Stdout  string       `json:"stdout"`
@@ -389,7 +395,7 @@ func (c *container) interpret(ctx context.Context, call *agent.Call) (*agent.Out
 	if err != nil {
 		return nil, err
 	}
-	out, err := c.Python(ctx, call.ID, in.Code)
+	out, err := c.Cell(ctx, call.ID, in.Code)
 	if err != nil {
 		return nil, err
 	}
@@ -400,8 +406,8 @@ func (c *container) interpret(ctx context.Context, call *agent.Call) (*agent.Out
 	}
 	return &agent.Outcome{
 		Text:   encode(map[string]any{"stdout": r.stdout, "stderr": r.stderr, "exit_code": r.exitCode}),
-		Failed: status != statusCompleted,
-		Value:  value(&interpreted{status, joined(r.stdout, r.stderr), out.Paths}),
+		Failed: status != statusCompleted, Pictures: out.Pictures,
+		Value: value(&interpreted{status, joined(r.stdout, r.stderr), out.Paths}),
 	}, nil
 }
 

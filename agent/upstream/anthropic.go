@@ -189,7 +189,13 @@ func blocksOf(x *agent.Exchange) []block {
 	for _, item := range x.Results {
 		r := item.Result
 		b := block{Type: "tool_result", ToolUseID: r.CallID, IsError: r.Failed, Cache: item.Cache}
-		if r.Items != nil {
+		if len(r.Pictures) > 0 {
+			parts := []agent.Item{{Text: r.Text}}
+			for i := range r.Pictures {
+				parts = append(parts, agent.Item{Image: &r.Pictures[i]})
+			}
+			b.Content = blocksOf(&agent.Exchange{Items: parts})
+		} else if r.Items != nil {
 			b.Content = blocksOf(&agent.Exchange{Items: r.Items})
 		} else if r.Text != "" {
 			b.Content = r.Text

@@ -10,6 +10,7 @@ import (
 
 	"github.com/bullpen-run/bullpen/gateway/executions"
 	"github.com/bullpen-run/bullpen/gateway/filestore"
+	"github.com/bullpen-run/bullpen/gateway/interpreters"
 	"github.com/bullpen-run/bullpen/gateway/web"
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/api"
@@ -38,7 +39,9 @@ type Maker struct {
 	Homes    Homes
 	Files    Files
 	Batches  Batches // of requests to agents
-	Uploads  Uploads
+	// Interpreters keep their state between calls.
+	Interpreters *interpreters.Service
+	Uploads      Uploads
 	// Spool returns an empty file that is removed when closed.
 	Spool func() (*os.File, error)
 }

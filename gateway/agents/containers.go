@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/bullpen-run/bullpen/gateway/filestore"
+	"github.com/bullpen-run/bullpen/gateway/sandboxes"
 	"github.com/bullpen-run/bullpen/gateway/web"
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/api"
@@ -71,6 +72,13 @@ func (a *Agent) Thread(ctx context.Context, id string) (*proto.Thread, error) {
 	}
 	named := *t
 	named.ID = id
+	used, err := a.m.Interpreters.LastUse(ctx, a.org(), ownThread(id))
+	if err != nil {
+		return nil, a.public(err)
+	}
+	if used.After(named.UsedAt) {
+		named.UsedAt = used
+	}
 	return &named, nil
 }
 
@@ -122,6 +130,9 @@ func (a *Agent) createThread(ctx context.Context, id string) error {
 // RemoveThread removes the thread of a container with its files. The code of its error is
 // [api.CodeNotFound] if there is none, and [api.CodeConflict] while an execution uses it.
 func (a *Agent) RemoveThread(ctx context.Context, id string) error {
+	if err := a.m.Interpreters.Stop(ctx, a.org(), a.i.Key.ID, ownThread(id)); err != nil {
+		return a.public(err)
+	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), web.VersionsTimeout)
 	defer cancel()
 	if err := a.m.Versions.Remove(ctx, a.org(), ownThread(id)); err != nil {
@@ -130,18 +141,56 @@ func (a *Agent) RemoveThread(ctx context.Context, id string) error {
 	return nil
 }
 
+// live returns the files of a container while its sandbox runs; nil for those of the last version.
+func (a *Agent) live(ctx context.Context, thread string) (*sandboxes.Home, error) {
+	id := ownThread(thread)
+	if _, ok := proto.OwnerContainer.NameOf(id); !ok {
+		return nil, nil
+	}
+	return a.m.Interpreters.Home(ctx, a.org(), id)
+}
+
+// changeLive calls change with the files of a container while its sandbox runs, and saves them. done is false if it does
+// not run.
+func (a *Agent) changeLive(ctx context.Context, thread string, change func(*sandboxes.Home) error) (done bool, err error) {
+	home, err := a.live(ctx, thread)
+	if home == nil || err != nil {
+		return err != nil, a.public(err)
+	}
+	if err := a.m.Keys.CheckQuota(ctx, a.org(), proto.QuotaStored); err != nil {
+		return true, a.public(err)
+	}
+	if err := change(home); err != nil {
+		return true, err
+	}
+	if why := a.m.Interpreters.Save(ctx, a.org(), ownThread(thread)); why != "" {
+		return true, a.public(api.Errorf(api.CodeConflict, "%s", why))
+	}
+	return true, nil
+}
+
 // ListFiles calls each for the entries of a directory of a thread's home. An unknown thread has
 // none.
 func (a *Agent) ListFiles(ctx context.Context, thread, dir string, each func(proto.File) error) error {
+	home, err := a.live(ctx, thread)
+	if err != nil {
+		return a.public(err)
+	}
 	var ours error
-	err := a.m.Homes.List(ctx, a.org(), ownThread(thread), 0, dir, false, func(f proto.File) error {
+	every := func(f proto.File) error {
 		ours = each(f)
 		return ours
-	})
+	}
+	if home != nil {
+		err = home.List(ctx, dir, every)
+	} else {
+		err = a.m.Homes.List(ctx, a.org(), ownThread(thread), 0, dir, false, every)
+	}
 	if ours != nil {
 		return ours
 	}
-	if err != nil && !errors.Is(err, proto.ErrNotFound) {
+	known, isKnown := errors.AsType[*api.Error](err)
+	if err != nil && !errors.Is(err, proto.ErrNotFound) && (!isKnown || known.Code != api.CodeNotFound) {
 		return a.public(fmt.Errorf("list files of thread %s: %w", thread, err))
 	}
 	return nil
@@ -149,6 +198,13 @@ func (a *Agent) ListFiles(ctx context.Context, thread, dir string, each func(pro
 
 // OpenFile opens a file in a thread's home. A reader of its content is a transfer until it is closed.
 func (a *Agent) OpenFile(ctx context.Context, thread, name string) (*proto.FileContent, error) {
+	if home, err := a.live(ctx, thread); home != nil || err != nil {
+		if err != nil {
+			return nil, a.public(err)
+		}
+		content, err := home.Open(ctx, name)
+		return content, a.public(err)
+	}
 	key := a.i.Key
 	files, err := a.m.Opener.Open(ctx, &key, proto.SourceThread, ownThread(thread))
 	if err != nil {
@@ -191,6 +247,12 @@ func (b *transferBody) Close() error {
 // file is copied within its reader's transfer: copies that each waited for a second transfer would
 // deadlock.
 func (a *Agent) PutFile(ctx context.Context, thread, name string, size int64, body io.Reader) error {
+	done, err := a.changeLive(ctx, thread, func(home *sandboxes.Home) error {
+		return a.public(home.Put(ctx, name, size, body))
+	})
+	if done {
+		return err
+	}
 	_, held := body.(*transferBody)
 	return a.public(a.upload(ctx, thread, size, held, func(files *filestore.Store) error {
 		return files.Put(ctx, name, size, body)
@@ -201,6 +263,11 @@ func (a *Agent) PutFile(ctx context.Context, thread, name string, size int64, bo
 // an empty tag. Otherwise the error is a [*proto.FileChangedError].
 func (a *Agent) ReplaceFile(ctx context.Context, thread, name, tag string, size int64, body io.Reader) error {
 	a.i.Calls.Store(true)
+	if done, err := a.changeLive(ctx, thread, func(home *sandboxes.Home) error {
+		return a.replaceLive(ctx, home, name, tag, size, body)
+	}); done {
+		return err
+	}
 	err := a.upload(ctx, thread, size, false, func(files *filestore.Store) error {
 		most, err := a.m.Opener.HomeLimit(ctx, &a.i.Key)
 		if err != nil {
@@ -213,6 +280,25 @@ func (a *Agent) ReplaceFile(ctx context.Context, thread, name, tag string, size 
 		return changed
 	}
 	return a.public(err)
+}
+
+// replaceLive replaces a file of a running sandbox, as [Agent.ReplaceFile] does.
+func (a *Agent) replaceLive(
+	ctx context.Context, home *sandboxes.Home, name, tag string, size int64, body io.Reader,
+) error {
+	current := ""
+	content, err := home.Open(ctx, name)
+	known, isKnown := errors.AsType[*api.Error](err)
+	switch {
+	case err == nil:
+		current = content.Tag
+	case !isKnown || known.Code != api.CodeNotFound:
+		return a.public(err)
+	}
+	if current != tag {
+		return &proto.FileChangedError{}
+	}
+	return a.public(home.Put(ctx, name, size, body))
 }
 
 // upload calls put with the files of a thread during a transfer. With held, the caller has begun one.
@@ -240,6 +326,11 @@ func (a *Agent) upload(
 // DeleteFile deletes a file in a thread's home. The code of its error is [api.CodeNotFound] if
 // there is none.
 func (a *Agent) DeleteFile(ctx context.Context, thread, name string) error {
+	if done, err := a.changeLive(ctx, thread, func(home *sandboxes.Home) error {
+		return a.public(home.Delete(ctx, name, false))
+	}); done {
+		return err
+	}
 	return a.public(a.deleteFile(ctx, thread, name))
 }
 

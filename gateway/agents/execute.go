@@ -24,7 +24,7 @@ func (a *Agent) Execute(
 	ctx, span := a.m.StartBackgroundSpan(ctx, id, "agent call", a.i.Key.Org, a.i.Key.ID)
 	defer func() { web.EndBackgroundSpan(span, err) }()
 	if req.Timeout == 0 {
-		req.Timeout = min(maxTimeout, proto.LimitOf(a.i.Plan.MaxTimeout), proto.LimitOf(a.i.Plan.KeyTimeout))
+		req.Timeout = a.timeout()
 	}
 	execute := a.executeNow
 	if a.r == nil {

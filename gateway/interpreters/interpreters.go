@@ -55,12 +55,11 @@ type Request struct {
 	Replace bool
 }
 
-// Place is where a call runs: in one start of the sandbox of a thread, and in one context for cells.
-type Place struct {
-	Start   proto.TraceID // the execution of the sandbox's start
-	Context string        // empty for programs
-	New     bool          // the interpreter has run no cell
-	Lost    string        // why the memory of an earlier interpreter is gone, in words; empty if it is not
+// Interpreter is an interpreter for the next cell.
+type Interpreter struct {
+	proto.Place
+	New  bool   // it has run no cell
+	Lost string // why the memory of an earlier interpreter is gone, in words; empty if it is not
 }
 
 // LostError means that the memory of an interpreter is gone.
@@ -78,11 +77,11 @@ func sandboxID(org, thread string) string {
 }
 
 // Open returns the interpreter of a thread for the next cell. It starts the sandbox and the interpreter if necessary.
-func (s *Service) Open(ctx context.Context, c Caller, r *Request) (*Place, error) {
+func (s *Service) Open(ctx context.Context, c Caller, r *Request) (*Interpreter, error) {
 	if err := s.Live.Admission.CheckSandboxTimeout(ctx, &c.Entitlement, int(r.Timeout.Seconds())); err != nil {
 		return nil, err
 	}
-	p := &Place{}
+	p := &Interpreter{}
 	err := s.retry(ctx, func(ctx context.Context) error {
 		x, err := s.start(ctx, c, r, p)
 		if err != nil {
@@ -133,7 +132,7 @@ func (s *Service) contexts(org, thread string) *sandboxes.Contexts {
 }
 
 // start returns the running sandbox of a thread. It starts one if there is none.
-func (s *Service) start(ctx context.Context, c Caller, r *Request, p *Place) (*proto.LiveSandbox, error) {
+func (s *Service) start(ctx context.Context, c Caller, r *Request, p *Interpreter) (*proto.LiveSandbox, error) {
 	org, id := c.Key.Org, sandboxID(c.Key.Org, r.Thread)
 	lifetime := lifetimeFor(c, r.Timeout)
 	x, err := s.Live.Store.Get(ctx, org, id)
@@ -203,7 +202,7 @@ func reasonOf(x *proto.LiveSandbox) string {
 }
 
 // interpreter finds or starts the interpreter of a language in a running sandbox.
-func (*Service) interpreter(ctx context.Context, all *sandboxes.Contexts, r *Request, p *Place) error {
+func (*Service) interpreter(ctx context.Context, all *sandboxes.Contexts, r *Request, p *Interpreter) error {
 	x, err := all.Default(ctx, r.Language)
 	if err != nil {
 		return err
@@ -236,7 +235,7 @@ type Result struct {
 // Run runs a cell, and saves the files. A cell whose interpreter has ended is a result with the status lost. If the
 // place is gone, the error is a [*LostError].
 func (s *Service) Run(
-	ctx context.Context, org, thread string, p *Place, cell *api.CellRequest,
+	ctx context.Context, org, thread string, p *proto.Place, cell *api.CellRequest,
 ) (*Result, error) {
 	if err := s.check(ctx, org, thread, p); err != nil {
 		return nil, err
@@ -249,17 +248,16 @@ func (s *Service) Run(
 	if err != nil {
 		return nil, err
 	}
-	p.New = p.New && result.Count <= 1 // another call may have been faster
 	return &Result{result, s.Save(ctx, org, thread)}, nil
 }
 
 // Interrupt interrupts what runs in a context.
-func (s *Service) Interrupt(ctx context.Context, org, thread string, p *Place) error {
+func (s *Service) Interrupt(ctx context.Context, org, thread string, p *proto.Place) error {
 	return s.contexts(org, thread).Interrupt(ctx, p.Context)
 }
 
 // check returns a [*LostError] unless the sandbox still runs as it did at a place.
-func (s *Service) check(ctx context.Context, org, thread string, p *Place) error {
+func (s *Service) check(ctx context.Context, org, thread string, p *proto.Place) error {
 	x, err := s.Live.Store.Get(ctx, org, sandboxID(org, thread))
 	switch {
 	case errors.Is(err, proto.ErrNotFound):

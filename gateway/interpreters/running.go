@@ -13,7 +13,7 @@ import (
 
 // Running returns where programs of a thread run while its sandbox runs, nil if there is none. It waits for a sandbox
 // that starts or stops.
-func (s *Service) Running(ctx context.Context, org, thread string) (p *Place, err error) {
+func (s *Service) Running(ctx context.Context, org, thread string) (p *proto.Place, err error) {
 	id := sandboxID(org, thread)
 	err = s.retry(ctx, func(ctx context.Context) error {
 		p = nil
@@ -32,7 +32,7 @@ func (s *Service) Running(ctx context.Context, org, thread string) (p *Place, er
 		case x.State != proto.SandboxRunning:
 			return nil
 		}
-		p = &Place{Start: x.Execution}
+		p = &proto.Place{Start: x.Execution}
 		return nil
 	})
 	return p, err
@@ -64,7 +64,7 @@ func (s *Service) LastUse(ctx context.Context, org, thread string) (time.Time, e
 
 // Exec runs a program at a place, and saves the files. A tag that was given before there means the same program. If
 // the place is gone, the error is a [*LostError].
-func (s *Service) Exec(ctx context.Context, org, thread string, p *Place, command *client.Command) (client.Exit, error) {
+func (s *Service) Exec(ctx context.Context, org, thread string, p *proto.Place, command *client.Command) (client.Exit, error) {
 	if err := s.check(ctx, org, thread, p); err != nil {
 		return client.Exit{}, err
 	}

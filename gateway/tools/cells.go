@@ -91,7 +91,7 @@ func (s *Routes) runCell(
 	})
 	var result *interpreters.Result
 	if err == nil {
-		result, err = s.Interpreters.Run(ctx, r.Key.Org, req.ThreadID, place, &api.CellRequest{
+		result, err = s.Interpreters.Run(ctx, r.Key.Org, req.ThreadID, &place.Place, &api.CellRequest{
 			Code: req.Code, Timeout: req.Timeout, InterruptOnClose: true,
 		})
 	}
@@ -102,7 +102,7 @@ func (s *Routes) runCell(
 		return nil, nil, err
 	}
 	cell := &api.ToolCell{
-		ThreadID: req.ThreadID, New: place.New, NotSaved: result.NotSaved, CellResult: *result.CellResult,
+		ThreadID: req.ThreadID, New: place.New && result.Count <= 1, NotSaved: result.NotSaved, CellResult: *result.CellResult,
 	}
 	pictures := cell.CutForModel()
 	size := len(cell.Stdout) + len(cell.Stderr) + api.MaxToolOutput

@@ -50,6 +50,20 @@ func (sandboxHost) Execute(context.Context, proto.TraceID, *api.ExecuteRequest) 
 	return nil, errModelsOnly
 }
 
+func (sandboxHost) Place(context.Context, string, bool) (*proto.Place, error) { return nil, errModelsOnly }
+
+func (sandboxHost) ExecuteAt(
+	context.Context, *proto.Place, proto.TraceID, *api.ExecuteRequest,
+) (*proto.Record, error) {
+	return nil, errModelsOnly
+}
+
+func (sandboxHost) RunCell(
+	context.Context, string, *proto.Place, proto.TraceID, string,
+) (*api.CellResult, error) {
+	return nil, errModelsOnly
+}
+
 func (sandboxHost) Thread(context.Context, string) (*proto.Thread, error) { return nil, errModelsOnly }
 
 func (sandboxHost) ListFiles(context.Context, string, string, func(proto.File) error) error {
