@@ -151,6 +151,45 @@ func TestExecResumes(t *testing.T) {
 	}
 }
 
+// A command with the tag of an earlier one is that one.
+func TestExecFindsItsTag(t *testing.T) {
+	t.Parallel()
+	starts := 0
+	g := &guest{
+		start: func(_ context.Context, r *connect.Request[processpb.StartRequest], send func(*processpb.ProcessEvent)) error {
+			if starts++; r.Msg.GetTag() != "call 1" {
+				t.Errorf("the tag is %q", r.Msg.GetTag())
+			}
+			send(started())
+			send(exited(0, "exit status 0"))
+			return nil
+		},
+		connect: func(after uint64, send func(*processpb.ProcessEvent)) error {
+			if starts == 0 {
+				return connect.NewError(connect.CodeNotFound, errors.New("there is no process with that tag"))
+			}
+			send(started())
+			send(stdout(after+1, "again"))
+			send(exited(3, "exit status 3"))
+			return nil
+		},
+	}
+	at := g.serve(t)
+	for _, want := range []struct {
+		code int
+		out  string
+	}{{0, ""}, {3, "again"}} {
+		var out bytes.Buffer
+		exit, err := at.Exec(t.Context(), &Command{Args: []string{"a"}, Tag: "call 1", Stdout: &out})
+		if err != nil || exit.Code != want.code || out.String() != want.out {
+			t.Errorf("%+v, %v, output %q", exit, err, &out)
+		}
+	}
+	if starts != 1 {
+		t.Errorf("%d commands were started", starts)
+	}
+}
+
 // How a command ends is data; that it did not run is an error.
 func TestExecEnds(t *testing.T) {
 	t.Parallel()

@@ -22,7 +22,7 @@ type agentResponse struct {
 		Type, Status string
 		CallID       string `json:"call_id"`
 		ContainerID  string `json:"container_id"`
-		Outputs      []struct{ Logs string }
+		Outputs      []struct{ Type, Logs, URL string }
 		Results      []struct {
 			Stdout, Stderr, Status string
 			ExitCode               int `json:"exit_code"`
@@ -75,6 +75,31 @@ func testAgentResponses(t *testing.T, p *programs) {
 		if x := list.Executions[0]; x.Status != string(proto.StatusSuccess) || x.Language != "python" ||
 			x.Metadata["agent_call"] != r.Output[1].CallID {
 			t.Errorf("%+v", x)
+		}
+	})
+	t.Run("an interpreter keeps its variables", func(t *testing.T) {
+		t.Parallel()
+		container := ask(t, openAIPath, interpreter("Cell x = 41", request{"type": "auto"})).Output[0].ContainerID
+		r := ask(t, openAIPath, interpreter("Cell print(x + 1)", container))
+		if outputs := r.Output[0].Outputs; len(outputs) != 1 || outputs[0].Logs != "42\n" {
+			t.Errorf("%+v", r)
+		}
+		r = ask(t, openAIPath, interpreter("Cell type('P', (), {'_repr_png_': lambda self: b'png'})()", container))
+		if outputs := r.Output[0].Outputs; len(outputs) != 2 || outputs[1].Type != "image" ||
+			outputs[1].URL != "data:image/png;base64,cG5n" {
+			t.Errorf("%+v", r)
+		}
+		r = ask(t, openAIPath, interpreter("Cell x += 1; x", container).and("background", true))
+		eventually(t, "the response in the background", func() (bool, any) {
+			answer := sys.in(t).get(openAIPath + "/" + r.ID + "?include=code_interpreter_call.outputs")
+			answer.into(t, r)
+			return r.Status == "completed", answer
+		})
+		if outputs := r.Output[0].Outputs; len(outputs) != 1 || outputs[0].Logs != "42" {
+			t.Errorf("%+v", r)
+		}
+		if answer := sys.in(t).do(http.MethodDelete, "/openai/v1/containers/"+container, nil); answer.status != http.StatusOK {
+			t.Errorf("%s", answer)
 		}
 	})
 	t.Run("a failure is a result", func(t *testing.T) {

@@ -173,6 +173,47 @@ func testAgentAnthropic(t *testing.T, p *programs) {
 			t.Errorf("%s", r)
 		}
 	})
+	t.Run("an interpreter keeps its variables", func(t *testing.T) {
+		t.Parallel()
+		container := ""
+		call := func(text string) *agentBlock {
+			t.Helper()
+			body := agentRequest("20260120", text)
+			if container != "" {
+				body = body.and("container", container)
+			}
+			m := ask(t, body)
+			container = m.Container.ID
+			return m.result(t)
+		}
+		call("Cell x = 41")
+		if r := call("Cell print(x + 1)"); r.Type != "code_execution_tool_result" || r.Content.Stdout != "42\n" {
+			t.Errorf("%+v", r)
+		}
+		// Commands, edits and cells have the same files.
+		call("Command echo one > shared.txt")
+		if r := call("Cell print(open('shared.txt').read()); open('made.txt', 'w').write('two')"); len(r.Content.Content) != 1 ||
+			r.Content.Stdout != "one\n\n3" {
+			t.Errorf("%+v", r)
+		}
+		if r := call("Command cat made.txt"); r.Content.Stdout != "two" {
+			t.Errorf("%+v", r)
+		}
+		r := call("Cell type('P', (), {'_repr_png_': lambda self: b'\\x89PNG'})()")
+		if len(r.Content.Content) != 1 {
+			t.Fatalf("%+v", r)
+		}
+		picture := sys.in(t).get(agentFiles + "/" + r.Content.Content[0].FileID + "/content")
+		if string(picture.body) != "\x89PNG" ||
+			!strings.Contains(picture.header.Get("Content-Disposition"), "picture-1.png") {
+			t.Errorf("%s", picture)
+		}
+		call("Cell import os; os.kill(os.getpid(), 9)")
+		if r := call("Cell print('x' in globals(), os.path.exists('made.txt')) if 'os' in globals() else print('new')"); r.
+			Content.Stdout != "new\n" || !strings.Contains(r.Content.Stderr, "variables of earlier calls are gone") {
+			t.Errorf("%+v", r)
+		}
+	})
 	t.Run("containers are the organisation's", func(t *testing.T) {
 		t.Parallel()
 		m := ask(t, agentRequest("20250825", "Write a file with a random number"))

@@ -33,7 +33,7 @@ type Host struct {
 	Result  proto.Result
 	Err     error // of executions
 	// Cell, if not nil, returns the results of cells. Otherwise there is no interpreter.
-	Cell func(code string) (*api.CellResult, error)
+	Cell    func(code string) (*api.CellResult, error)
 	Meta    []proto.AgentFile
 	ErrSave error // of SaveFile
 	// Modified is when all files were changed; zero for the time of the list.

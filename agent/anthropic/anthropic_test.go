@@ -477,3 +477,31 @@ func TestTooManyFiles(t *testing.T) {
 		t.Errorf("%d files: %s", n, answer)
 	}
 }
+
+// From 20260120 on, Python code is a cell. Its pictures are files for the client, and seen by the model.
+func TestInterpreter(t *testing.T) {
+	w := newWorld(t, `rules:
+  - {role: user, tool: code_execution, calls: [{name: code_execution, arguments: {code: "plot()"}}]}
+  - {text: Done}`)
+	ran := ""
+	w.host.Cell = func(code string) (*api.CellResult, error) {
+		ran = code
+		return &api.CellResult{
+			Status: "error", Stdout: "out\n", Error: &api.CellError{Traceback: []string{"ZeroDivisionError"}},
+			Results: []api.Display{{Data: map[string]json.RawMessage{"image/png": json.RawMessage(`"cG5n"`)}}},
+		}, nil
+	}
+	status, answer := w.ask("20260120", "plot it")
+	if status != http.StatusOK || ran != "plot()" || !strings.Contains(answer, `"stdout":"out\n","stderr":"ZeroDivisionError",`+
+		`"return_code":1,"content":[{"type":"code_execution_output","file_id":"file_`) {
+		t.Errorf("%d %s", status, answer)
+	}
+	if len(w.host.Meta) != 1 || w.host.Meta[0].Name != "picture-1.png" || w.host.Meta[0].MIMEType != "image/png" {
+		t.Errorf("%+v", w.host.Meta)
+	}
+	w.host.Cell = nil // a server without live sandboxes
+	if status, answer := w.ask("20260521", "plot it"); status != http.StatusOK ||
+		!strings.Contains(answer, "without the variables of earlier calls") || len(w.host.Requests()) != 1 {
+		t.Errorf("%d %s", status, answer)
+	}
+}

@@ -273,6 +273,27 @@ func TestCodeInterpreter(t *testing.T) {
 	}
 }
 
+// The code of the code interpreter is a cell, whose pictures are outputs. A model does not get them again.
+func TestCodeInterpreterKeepsItsState(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, allRules)
+	w.host.Cell = func(string) (*api.CellResult, error) {
+		return &api.CellResult{Status: "ok", Stdout: "printed\n", Results: []api.Display{{
+			Data: map[string]json.RawMessage{"image/png": json.RawMessage(`"cG5n"`), "text/plain": json.RawMessage(`"a figure"`)},
+		}}}, nil
+	}
+	_, answer := w.ask(openAI, interpreter, outputs)
+	const want = `"outputs":[{"type":"logs","logs":"printed\na figure"},{"type":"image","url":"data:image/png;base64,cG5n"}]`
+	r := decode(t, answer)
+	if !strings.Contains(answer, want) || len(w.host.Requests()) != 0 {
+		t.Fatalf("%s", answer)
+	}
+	w.ask(openAI, interpreter, fmt.Sprintf(`"previous_response_id":%q`, r.ID))
+	if last := w.lastRequest(); !strings.Contains(last, "printed") || strings.Contains(last, "cG5n") {
+		t.Errorf("%s", last)
+	}
+}
+
 func TestShell(t *testing.T) {
 	w := newWorld(t, allRules)
 	w.host.Result = proto.Exited(3)

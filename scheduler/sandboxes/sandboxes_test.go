@@ -166,7 +166,12 @@ func TestSettle(t *testing.T) {
 		state    proto.SandboxState
 		reason   proto.SandboxReason
 		message  string
+		of       bool // interpreters
 	}{
+		{
+			result: proto.Failure(proto.CodeSandboxDrained, "Shut down."), state: proto.SandboxEnded,
+			reason: proto.SandboxWorkerDrained, message: "Shut down.", of: true,
+		},
 		{
 			result: proto.Failure(proto.CodeSandboxExpired, "Late."), state: proto.SandboxEnded,
 			reason: proto.SandboxExpired, message: "Late.",
@@ -183,7 +188,7 @@ func TestSettle(t *testing.T) {
 		{result: proto.Exited(0), state: proto.SandboxEnded, reason: proto.SandboxGuestEnded},
 	} {
 		x := starting("acme")
-		x.State, x.Stopping = proto.SandboxRunning, c.stopping
+		x.State, x.Stopping, x.Interpreters = proto.SandboxRunning, c.stopping, c.of
 		if err := s.Create(ctx, x, proto.NoLimit); err != nil {
 			t.Fatal(err)
 		}
