@@ -54,10 +54,23 @@ func testE2BClients(t *testing.T, p *programs) {
 			}
 		})
 	}
+	t.Run("python code interpreter", func(t *testing.T) {
+		venv := filepath.Join(dir, "interpreter")
+		run(t, "python3", "-m", "venv", venv)
+		run(t, filepath.Join(venv, "bin", "pip"), "install", "--quiet", "e2b==2.63.0", "e2b-code-interpreter==2.11.5")
+		python := filepath.Join(venv, "bin", "python")
+		for _, client := range []string{"sync", "async"} {
+			t.Log(summary(run(t, "env", "CLIENT="+client, python, "interpreter.py")))
+		}
+		doctest.Compare(t, "../docs/guides/e2b.md",
+			"<!-- the interpreter's tests: written by `TestE2E/e2b-clients` with -update -->\n",
+			"<!-- end of the interpreter's tests -->\n", run(t, python, "interpreter.py", "--table"))
+	})
 	t.Run("typescript", func(t *testing.T) {
 		run(t, "npm", "install", "--no-audit", "--no-fund", "--silent")
 		run(t, "node", "client.mjs")
 		t.Log(summary(run(t, "node", "suite.mjs")))
+		t.Log(summary(run(t, "node", "interpreter.mjs")))
 	})
 }
 

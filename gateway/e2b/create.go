@@ -294,9 +294,12 @@ func seconds(n *int, otherwise int) (int, time.Duration) {
 	return *n, time.Duration(*n) * time.Second
 }
 
-// baseTemplate is the template of clients that name none: the sandbox profile of that name, or else the
-// API key's own.
-const baseTemplate = "base"
+// The templates of clients that name none: of E2B's SDK, and of its code interpreter. Each is the sandbox
+// profile of that name, or else the API key's own.
+const (
+	baseTemplate        = "base"
+	interpreterTemplate = "code-interpreter-v1"
+)
 
 // template returns the name and the profile of a template that an API key may use. The name is empty for
 // the key's own profile.
@@ -314,7 +317,7 @@ func (s *Server) template(ctx context.Context, key *proto.Key, name string) (str
 		rejection.Reason != proto.RejectedProfile && rejection.Reason != proto.RejectedNoProfile {
 		return "", p, err
 	}
-	if name != baseTemplate {
+	if name != baseTemplate && name != interpreterTemplate {
 		return "", p, unknown
 	}
 	p, err = s.Profiles.ProfileFor(ctx, key, "")

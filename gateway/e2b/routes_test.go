@@ -31,6 +31,7 @@ func TestCreate(t *testing.T) {
 		stop       proto.SandboxStop
 	}{
 		{"/v2/sandboxes", `{"templateID":"base"}`, 300 * time.Second, "", proto.SandboxKill},
+		{"/v2/sandboxes", `{"templateID":"code-interpreter-v1"}`, 300 * time.Second, "", proto.SandboxKill},
 		{"/sandboxes", `{"templateID":"base","secure":true}`, 15 * time.Second, "", proto.SandboxKill},
 		{
 			"/v2/sandboxes", `{"templateID":"small","timeout":7,"autoPause":true,"allow_internet_access":true,"mcp":null,

@@ -48,6 +48,7 @@ const (
 	reasonExited         = "exited"
 	reasonKilled         = "killed"
 	reasonUninterrupted  = "not_interruptible"
+	reasonSandboxStops   = "sandbox_stopping"
 	reasonSandboxStarted = "sandbox_restarted"
 )
 
@@ -342,7 +343,10 @@ func (c *Context) watch(i *interpreter) {
 	status := i.child.Status()
 	c.all.Table.Log.End(i.child.PID, status)
 	reason, message := reasonExited, "the interpreter has ended ("+statusText(status)+"); restart the context"
-	if status.Signaled() && status.Signal() == syscall.SIGKILL {
+	switch {
+	case c.all.Table.Stopping():
+		reason, message = reasonSandboxStops, "the sandbox is stopping"
+	case status.Signaled() && status.Signal() == syscall.SIGKILL:
 		reason = reasonKilled
 		message = "the interpreter was killed, perhaps for the sandbox's memory limit; restart the context"
 	}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/bullpen-run/bullpen/guest/answer"
 	"github.com/bullpen-run/bullpen/guest/cell"
+	"github.com/bullpen-run/bullpen/guest/process"
 )
 
 // E2BPort is the port on which E2B's code interpreter answers.
@@ -64,29 +65,14 @@ func (a *Contexts) E2B() http.Handler {
 	handle("POST /execute", a.e2bExecute)
 	handle("POST /contexts", a.e2bCreate)
 	handle("GET /contexts", a.e2bList)
-	handle("POST /contexts/{id}/restart", func(w http.ResponseWriter, r *http.Request) error {
-		if err := a.e2bExists(r); err != nil {
-			return err
-		}
+	handle("POST /contexts/{id}/restart", func(_ http.ResponseWriter, r *http.Request) error {
 		_, err := a.Restart(r.Context(), r.PathValue("id"))
 		return err
 	})
 	handle("DELETE /contexts/{id}", func(_ http.ResponseWriter, r *http.Request) error {
-		if err := a.e2bExists(r); err != nil {
-			return err
-		}
 		return a.Delete(r.Context(), r.PathValue("id"))
 	})
 	return mux
-}
-
-// e2bExists returns an error if there is no context of the id in the path.
-func (a *Contexts) e2bExists(r *http.Request) error {
-	if err := a.addDefaults(); err != nil {
-		return err
-	}
-	_, err := a.Get(r.PathValue("id"))
-	return err
 }
 
 func (a *Contexts) e2bCreate(w http.ResponseWriter, r *http.Request) error {
@@ -204,7 +190,7 @@ func (a *Contexts) e2bExecute(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	started, err := c.Run(asked)
-	e := e2bStream{w: w}
+	e := e2bStream{w: w, table: a.Table}
 	if err != nil {
 		if known, ok := errors.AsType[*Error](err); !ok || known.Status != http.StatusGone {
 			return err
@@ -250,6 +236,7 @@ func e2bFailure(message string) any {
 // e2bStream writes events as E2B's clients read them.
 type e2bStream struct {
 	w       http.ResponseWriter
+	table   *process.Table
 	started bool
 	err     error
 }
@@ -360,6 +347,9 @@ func (e *e2bStream) event(line []byte) {
 			Traceback string `json:"traceback"`
 		}{"error", x.Name, x.Value, strings.Join(x.Traceback, "\n")})
 	case cell.TypeEnd:
+		if x.Status == statusLost && e.table.Stopping() {
+			panic(http.ErrAbortHandler) // clients find out why by themselves
+		}
 		if x.Status == statusLost {
 			e.write(e2bFailure(x.Message))
 		}

@@ -125,6 +125,13 @@ func (t *Table) Close(grace time.Duration) {
 	}
 }
 
+// Stopping reports whether Close was called.
+func (t *Table) Stopping() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.stopping
+}
+
 // awaitDeath waits until no process of a group is alive.
 func (t *Table) awaitDeath(ctx context.Context, g group) {
 	tick := time.NewTicker(10 * time.Millisecond)
