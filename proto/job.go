@@ -95,6 +95,8 @@ type Meta struct {
 	// HasVolumes is whether a mount is a volume. Volumes are the slugs of the writable ones.
 	HasVolumes bool     `json:"has_volumes,omitempty"`
 	Volumes    []string `json:"volumes,omitempty"`
+	// Rich runs the program, which is in Python, as one cell, whose displays become results.
+	Rich bool `json:"rich,omitempty"`
 	// ScheduleID is the schedule that started the execution; it may be empty.
 	ScheduleID string `json:"schedule_id,omitempty"`
 	// Batch is the id of the execution's batch, or empty. BatchIndex is the item's index in it,
@@ -185,8 +187,6 @@ type Job struct {
 	// Container gives the home the layout of a vendor's container, which model programs expect: it
 	// is also at [ContainerData], and its directory [ContainerTmp] is /tmp.
 	Container bool `json:"container,omitempty"`
-	// Rich runs the program, which is in Python, as one cell, whose displays become results.
-	Rich bool `json:"rich,omitempty"`
 	// StreamPartial makes incomplete lines events after a moment.
 	StreamPartial bool `json:"stream_partial,omitempty"`
 	// KillGrace is the requested time between SIGTERM and SIGKILL; nil for none.

@@ -20,6 +20,7 @@ const (
 	CapabilityInjections = "injections"
 	CapabilityMounts     = "mounts"  // programs with mounts of storage connections
 	CapabilityVolumes    = "volumes" // programs with mounts of volumes, which older workers do not know
+	CapabilityRich       = "rich"    // programs with rich results, which older workers do not know
 	// CapabilitySandboxes is for live sandboxes, and CapabilitySandboxImages for those with images. Their
 	// slots offer nothing that every program needs, so programs and sandboxes do not share slots.
 	CapabilitySandboxes     = "sandboxes"
@@ -118,6 +119,9 @@ func needsOf(m *proto.Meta) []string {
 	}
 	if m.HasVolumes {
 		needs = append(needs, CapabilityVolumes)
+	}
+	if m.Rich {
+		needs = append(needs, CapabilityRich)
 	}
 	return needs
 }

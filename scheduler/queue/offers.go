@@ -149,6 +149,8 @@ func describe(capability string) string {
 		return "secrets that are added to requests"
 	case CapabilityMounts:
 		return "mounts of storage connections"
+	case CapabilityRich:
+		return "rich results"
 	default: // threads, secrets, volumes
 		return capability
 	}

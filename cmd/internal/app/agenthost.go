@@ -50,7 +50,9 @@ func (sandboxHost) Execute(context.Context, proto.TraceID, *api.ExecuteRequest) 
 	return nil, errModelsOnly
 }
 
-func (sandboxHost) Place(context.Context, string, bool) (*proto.Place, error) { return nil, errModelsOnly }
+func (sandboxHost) Place(context.Context, string, bool) (*proto.Place, error) {
+	return nil, errModelsOnly
+}
 
 func (sandboxHost) ExecuteAt(
 	context.Context, *proto.Place, proto.TraceID, *api.ExecuteRequest,

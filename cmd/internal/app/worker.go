@@ -139,7 +139,7 @@ func (r *workerRole) open(ctx context.Context) (c closers, err error) {
 	warm.OnStart, warm.OnZygote = r.metrics.JailAcquired, r.zygoteCreated
 	roots, noRoots := inject.SystemRoots()
 	mounts, noMounts := openMounts(r.cfg, maker)
-	capabilities := []string{queue.CapabilitySecrets, queue.CapabilityArchitecture(runtime.GOARCH)}
+	capabilities := []string{queue.CapabilitySecrets, queue.CapabilityRich, queue.CapabilityArchitecture(runtime.GOARCH)}
 	for _, can := range []struct {
 		capability string
 		err        error
