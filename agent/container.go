@@ -173,7 +173,7 @@ func (c *Container) execute(ctx context.Context, call string, req *api.ExecuteRe
 	return record, err
 }
 
-// executionID returns the id of the next execution of a call. A run that is continued finds the executions of its calls.
+// executionID returns the id of the next execution of a call. A run that is continued finds those of its calls.
 func (c *Container) executionID(call string) proto.TraceID {
 	if c.executions == nil {
 		c.executions = map[string]int{}

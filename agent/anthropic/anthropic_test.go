@@ -492,8 +492,8 @@ func TestInterpreter(t *testing.T) {
 		}, nil
 	}
 	status, answer := w.ask("20260120", "plot it")
-	if status != http.StatusOK || ran != "plot()" || !strings.Contains(answer, `"stdout":"out\n","stderr":"ZeroDivisionError",`+
-		`"return_code":1,"content":[{"type":"code_execution_output","file_id":"file_`) {
+	if status != http.StatusOK || ran != "plot()" || !strings.Contains(answer, `"stdout":"out\n",`+
+		`"stderr":"ZeroDivisionError","return_code":1,"content":[{"type":"code_execution_output","file_id":"file_`) {
 		t.Errorf("%d %s", status, answer)
 	}
 	if len(w.host.Meta) != 1 || w.host.Meta[0].Name != "picture-1.png" || w.host.Meta[0].MIMEType != "image/png" {

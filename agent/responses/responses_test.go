@@ -279,11 +279,14 @@ func TestCodeInterpreterKeepsItsState(t *testing.T) {
 	w := newWorld(t, allRules)
 	w.host.Cell = func(string) (*api.CellResult, error) {
 		return &api.CellResult{Status: "ok", Stdout: "printed\n", Results: []api.Display{{
-			Data: map[string]json.RawMessage{"image/png": json.RawMessage(`"cG5n"`), "text/plain": json.RawMessage(`"a figure"`)},
+			Data: map[string]json.RawMessage{
+				"image/png": json.RawMessage(`"cG5n"`), "text/plain": json.RawMessage(`"a figure"`),
+			},
 		}}}, nil
 	}
 	_, answer := w.ask(openAI, interpreter, outputs)
-	const want = `"outputs":[{"type":"logs","logs":"printed\na figure"},{"type":"image","url":"data:image/png;base64,cG5n"}]`
+	const want = `"outputs":[{"type":"logs","logs":"printed\na figure"},` +
+		`{"type":"image","url":"data:image/png;base64,cG5n"}]`
 	r := decode(t, answer)
 	if !strings.Contains(answer, want) || len(w.host.Requests()) != 0 {
 		t.Fatalf("%s", answer)

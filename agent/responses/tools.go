@@ -231,7 +231,8 @@ func (set *toolSet) all(c *container) []agent.Tool {
 		switch name {
 		case sandboxName:
 			list = append(list, c.newTool(
-				name, false, "Runs a Python 3 program or a Bash script in a sandbox and returns its output and exit code. "+keptFiles,
+				name, false, "Runs a Python 3 program or a Bash script in a sandbox and returns its output and exit code. "+
+					keptFiles,
 				`"language":{"type":"string","enum":["python","bash"]},"code":{"type":"string","description":"The program."}},`+
 					`"required":["language","code"]}`, c.sandbox, sandboxFailure))
 		case interpreterName:
@@ -252,10 +253,11 @@ func (set *toolSet) all(c *container) []agent.Tool {
 	return list
 }
 
-// newTool returns a tool of this side, whose calls may be cells. fail returns the outcome of a call that was not carried
-// out.
+// newTool returns a tool of this side, whose calls may be cells. fail returns the outcome of a call that was not
+// carried out.
 func (c *container) newTool(
-	name string, cells bool, description, schema string, execute func(ctx context.Context, call *agent.Call) (*agent.Outcome, error),
+	name string, cells bool, description, schema string,
+	execute func(ctx context.Context, call *agent.Call) (*agent.Outcome, error),
 	fail func(message string) *agent.Outcome,
 ) agent.Tool {
 	return c.Placed(agent.Tool{

@@ -169,8 +169,8 @@ func (a *Agent) executeAt(
 	}
 	var stdout, stderr limitedBuffer
 	command := &client.Command{
-		Args: append(slices.Clone(commandsOf[req.Language]), req.Code), Env: req.Env, Tag: string(id), Stdout: &stdout, Stderr: &stderr,
-		Timeout: time.Duration(timeout) * time.Second,
+		Args: append(slices.Clone(commandsOf[req.Language]), req.Code), Env: req.Env, Tag: string(id),
+		Stdout: &stdout, Stderr: &stderr, Timeout: time.Duration(timeout) * time.Second,
 	}
 	running, stop := context.WithCancel(context.WithoutCancel(ctx))
 	type outcome struct {

@@ -150,9 +150,11 @@ func (a *Agent) live(ctx context.Context, thread string) (*sandboxes.Home, error
 	return a.m.Interpreters.Home(ctx, a.org(), id)
 }
 
-// changeLive calls change with the files of a container while its sandbox runs, and saves them. done is false if it does
-// not run.
-func (a *Agent) changeLive(ctx context.Context, thread string, change func(*sandboxes.Home) error) (done bool, err error) {
+// changeLive calls change with the files of a container while its sandbox runs, and saves them. done is false if it
+// does not run.
+func (a *Agent) changeLive(
+	ctx context.Context, thread string, change func(*sandboxes.Home) error,
+) (done bool, err error) {
 	home, err := a.live(ctx, thread)
 	if home == nil || err != nil {
 		return err != nil, a.public(err)

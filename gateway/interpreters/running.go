@@ -64,7 +64,9 @@ func (s *Service) LastUse(ctx context.Context, org, thread string) (time.Time, e
 
 // Exec runs a program at a place, and saves the files. A tag that was given before there means the same program. If
 // the place is gone, the error is a [*LostError].
-func (s *Service) Exec(ctx context.Context, org, thread string, p *proto.Place, command *client.Command) (client.Exit, error) {
+func (s *Service) Exec(
+	ctx context.Context, org, thread string, p *proto.Place, command *client.Command,
+) (client.Exit, error) {
 	if err := s.check(ctx, org, thread, p); err != nil {
 		return client.Exit{}, err
 	}

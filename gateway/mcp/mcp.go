@@ -344,7 +344,9 @@ func runCell(ctx context.Context, sandbox Sandbox, call *Call, req *api.ContextE
 }
 
 // addTool adds a tool that do carries out.
-func addTool[In any](h *Handler, server *sdk.Server, t *api.Tool, do func(context.Context, *Call, *In) (*answer, error)) {
+func addTool[In any](
+	h *Handler, server *sdk.Server, t *api.Tool, do func(context.Context, *Call, *In) (*answer, error),
+) {
 	closed := false // a tool's world, unless it runs programs
 	annotations := &sdk.ToolAnnotations{Title: t.Title, ReadOnlyHint: t.ReadOnly}
 	if t.Name != api.ToolExecute && t.Name != api.ToolContext {

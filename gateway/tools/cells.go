@@ -49,7 +49,7 @@ func (s *Routes) RunCell(
 	defer stop()
 	ctx, end := s.running.begin(ctx, id)
 	defer end()
-	r.Info.Calls.Store(true)
+	r.Calls.Store(true)
 	s.Shrink(r.Info, web.RequestCost+int64(len(req.Code)))
 	type outcome struct {
 		cell     *api.ToolCell
@@ -102,7 +102,8 @@ func (s *Routes) runCell(
 		return nil, nil, err
 	}
 	cell := &api.ToolCell{
-		ThreadID: req.ThreadID, New: place.New && result.Count <= 1, NotSaved: result.NotSaved, CellResult: *result.CellResult,
+		ThreadID: req.ThreadID, New: place.New && result.Count <= 1, NotSaved: result.NotSaved,
+		CellResult: *result.CellResult,
 	}
 	pictures := cell.CutForModel()
 	size := len(cell.Stdout) + len(cell.Stderr) + api.MaxToolOutput
