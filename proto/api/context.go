@@ -21,7 +21,7 @@ type Context struct {
 	Language    string `json:"language"`
 	Dir         string `json:"cwd"`
 	State       string `json:"state" doc:"starting, idle, running or lost: its interpreter has ended, with all its memory."`
-	Reason      string `json:"reason,omitempty" doc:"Of a lost context: exited, killed or not_interruptible."`
+	Reason      string `json:"reason,omitempty" doc:"Of a lost context: exited, killed, not_interruptible or sandbox_stopping."`
 	Message     string `json:"message,omitempty" doc:"The reason in words."`
 	CreatedAt   Time   `json:"created_at"`
 	StartedAt   *Time  `json:"started_at,omitempty" doc:"When its interpreter started."`
