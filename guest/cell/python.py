@@ -246,6 +246,8 @@ class Run:
         if value is TOO_LARGE:
             return None
         left = min(MAX_VALUE_BYTES, MAX_DISPLAY_BYTES - self.bytes)
+        if left < PART:  # a cut text would say nothing
+            return None
         try:
             if kind == CHART and len(to_json(value["elements"])) > MAX_CHART_BYTES:
                 return None
@@ -1107,7 +1109,8 @@ def ipython_shell():
             pass  # nothing is stored there
 
         def init_profile_dir(self, profile_dir):
-            self.profile_dir = Profile(location=os.path.join(self.ipython_dir, "profile_default"))
+            # IPython's database is created in it.
+            self.profile_dir = Profile(location=os.path.join(os.environ.get("TMPDIR") or "/tmp", ".ipython"))
 
         def init_virtualenv(self):
             pass  # the interpreter is the one that was chosen
