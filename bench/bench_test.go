@@ -195,6 +195,10 @@ func TestReportListsMissingFigures(t *testing.T) {
 			Bare: &summary{P50: 1}, Inline: &summary{Runs: 9, P50: 10}, First: &summary{P50: 40}, Command: &summary{P50: 11},
 			Idle: 200, IdleMiB: 16, IdleCPU: 1, Creates: &summary{Max: 1000}, DownloadS: 1, ResumeS: 1.6,
 		},
+		Contexts: &contexts{
+			Import: &summary{P50: 100}, Fork: &summary{P50: 1}, First: &summary{Runs: 9, P50: 10}, Cell: &summary{P50: 3},
+			Picture: &summary{P50: 11}, MemoryMiB: 20,
+		},
 		AgentSessions: &agentSessions{
 			Alone: &summary{Runs: 9, P50: 5}, Many: &summary{}, PerSecond: 2000, MemoryMB: 300,
 		},
@@ -203,6 +207,7 @@ func TestReportListsMissingFigures(t *testing.T) {
 		false, true, false, true, false, true, true, false, false, true, false, true, false, true, true, false,
 		true, false, true, false, true, false, true, false, true, false, true,
 		true, false, true, false, true, true, false,
+		true, true, true, false, true,
 		false, true, false,
 	}
 	for i, f := range r.figures() {

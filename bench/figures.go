@@ -147,7 +147,7 @@ func (r *report) figures() []figure {
 	}
 	all = append(all, r.timeoutFigure(), r.memoryFigure())
 	return slices.Concat(all, r.Webhooks.figures(), r.Threads.figures(), r.Pressure.figures(), r.Fairness.figures(),
-		r.Batches.figures(), r.Schedules.figures(), r.Sandboxes.figures(), r.AgentSessions.figures())
+		r.Batches.figures(), r.Schedules.figures(), r.Sandboxes.figures(), r.Contexts.figures(), r.AgentSessions.figures())
 }
 
 // cellTarget is the target of a cell: for one caller the maximum p50, for more callers the minimum

@@ -54,6 +54,7 @@ type report struct {
 	Batches         *batches       `json:"batches"`
 	Schedules       *schedules     `json:"schedules"`
 	Sandboxes       *sandboxes     `json:"sandboxes"`
+	Contexts        *contexts      `json:"contexts"`
 	AgentSessions   *agentSessions `json:"agent_sessions"`
 	Memory          *memory        `json:"memory"`
 	Half            []halfLoad     `json:"half_load"`
@@ -175,6 +176,12 @@ func measure(ctx context.Context, t *target, o options, dir string, progress io.
 	if t.pid != 0 {
 		_, _ = fmt.Fprintln(progress, "live sandboxes …")
 		if r.Sandboxes, err = measureSandboxes(ctx, o.server, dir, o.quick); err != nil {
+			return nil, err
+		}
+	}
+	if t.pid != 0 {
+		_, _ = fmt.Fprintln(progress, "contexts …")
+		if r.Contexts, err = measureContexts(ctx, o.server, dir, o.quick); err != nil {
 			return nil, err
 		}
 	}

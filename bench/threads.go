@@ -122,9 +122,14 @@ func (m *threads) server(ctx context.Context, program, dir string, settings ...s
 
 // largeHomeKey creates a key whose sandbox fits the homes.
 func largeHomeKey(ctx context.Context, a *api) (string, error) {
+	return profileKey(ctx, a, `{"name":"roomy","disk":{"home":"2GiB"}}`, "roomy")
+}
+
+// profileKey creates a sandbox profile, and a key of an organisation of its own for it.
+func profileKey(ctx context.Context, a *api, profile, name string) (string, error) {
 	for _, step := range [][2]string{
-		{"/v1/admin/profiles", `{"name":"roomy","disk":{"home":"2GiB"}}`},
-		{"/v1/admin/keys", `{"name":"threads","org":"threads","plan":"enterprise","profile":"roomy"}`},
+		{"/v1/admin/profiles", profile},
+		{"/v1/admin/keys", fmt.Sprintf(`{"name":%[1]q,"org":%[1]q,"plan":"enterprise","profile":%[1]q}`, name)},
 	} {
 		resp, err := a.do(ctx, http.MethodPost, step[0], "application/json", []byte(step[1]))
 		if err != nil {
