@@ -130,17 +130,16 @@ func (c *Contexts) Execute(ctx context.Context, id string, r *api.CellRequest) (
 	defer func() { _ = answer.Body.Close() }() // it was only read
 	result := &api.CellResult{Results: []api.Display{}}
 	lines := newLines(answer.Body)
-	for {
+	for ended := false; ; {
 		line, err := lines.next()
-		if err != nil {
+		switch {
+		case err != nil && ended: // it is read to its end, so that the connection is used again
+			return result, nil
+		case err != nil:
 			return nil, cut(err)
 		}
-		ended, err := addEvent(result, line)
-		if err != nil {
+		if ended, err = addEvent(result, line); err != nil {
 			return nil, fmt.Errorf("read the events of a run: %w", err)
-		}
-		if ended {
-			return result, nil
 		}
 	}
 }
