@@ -42,8 +42,8 @@ const (
 	// Reported memory usage excludes it.
 	nsjailMemory = 9 << 18
 	// guestMemory, in bytes, is for the guest of a live sandbox: 16 MiB of Go's heap, to which it limits
-	// itself, the output that it keeps, and its stacks and kernel memory.
-	guestMemory = 48 << 20
+	// itself, 16 MiB of output of processes and 12 MiB of events of contexts, and its stacks and kernel memory.
+	guestMemory = 64 << 20
 	// guestTasks is for the guest's threads.
 	guestTasks = 64
 	// forkedMemory is the same for a forked jail, which has no nsjail: measured as 0.1 to 0.4 MiB.
