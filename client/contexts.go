@@ -49,8 +49,8 @@ func (c *Client) DeleteContext(ctx context.Context, sandbox, id string) error {
 	return c.empty(ctx, call{method: http.MethodDelete, path: contextPath(sandbox, id)})
 }
 
-// RunCell runs a cell in a context and returns its result. It is not sent again when the connection breaks, since the cell
-// would run twice.
+// RunCell runs a cell in a context and returns its result. It is not sent again when the connection
+// breaks, since the cell would run twice.
 func (c *Client) RunCell(ctx context.Context, sandbox, id string, r *api.CellRequest) (*api.CellResult, error) {
 	return get[api.CellResult](ctx, c, call{method: http.MethodPost, path: contextPath(sandbox, id) + "/execute", body: r})
 }
@@ -67,9 +67,10 @@ type CellEvent struct {
 	End     *api.CellResult // of end, without outputs, results and error
 }
 
-// StreamCell runs a cell in a context and returns its events, each once and in order, the end last. It reads on after a
-// broken connection. An error is the last value. The cell runs on if the caller stops reading or ctx is done, unless r
-// asks to interrupt it: see [Client.InterruptContext]. Each use of the returned iterator runs the cell.
+// StreamCell runs a cell in a context and returns its events, each once and in order, the end last. It
+// reads on after a broken connection. An error is the last value. The cell runs on if the caller stops
+// reading or ctx is done, unless r asks to interrupt it: see [Client.InterruptContext]. Each use of
+// the returned iterator runs the cell.
 func (c *Client) StreamCell(
 	ctx context.Context, sandbox, id string, r *api.CellRequest,
 ) iter.Seq2[*CellEvent, error] {
@@ -137,8 +138,8 @@ func (s *cellStream) run(ctx context.Context, next call) {
 	}
 }
 
-// connect reads events from one connection. It reports whether all events have arrived or the caller has stopped. A broken
-// connection is not an error.
+// connect reads events from one connection. It reports whether all events have arrived or the caller
+// has stopped. A broken connection is not an error.
 func (s *cellStream) connect(ctx context.Context, next call) (done bool, err error) {
 	l, err := s.client.lines(ctx, next)
 	if err != nil {

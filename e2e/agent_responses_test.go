@@ -98,7 +98,8 @@ func testAgentResponses(t *testing.T, p *programs) {
 		if outputs := r.Output[0].Outputs; len(outputs) != 1 || outputs[0].Logs != "42" {
 			t.Errorf("%+v", r)
 		}
-		if answer := sys.in(t).do(http.MethodDelete, "/openai/v1/containers/"+container, nil); answer.status != http.StatusOK {
+		answer := sys.in(t).do(http.MethodDelete, "/openai/v1/containers/"+container, nil)
+		if answer.status != http.StatusOK {
 			t.Errorf("%s", answer)
 		}
 	})

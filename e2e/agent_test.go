@@ -192,7 +192,8 @@ func testAgentAnthropic(t *testing.T, p *programs) {
 		}
 		// Commands, edits and cells have the same files.
 		call("Command echo one > shared.txt")
-		if r := call("Cell print(open('shared.txt').read()); open('made.txt', 'w').write('two')"); len(r.Content.Content) != 1 ||
+		r := call("Cell print(open('shared.txt').read()); open('made.txt', 'w').write('two')")
+		if len(r.Content.Content) != 1 ||
 			r.Content.Stdout != "one\n\n3" {
 			t.Errorf("%+v", r)
 		}

@@ -94,7 +94,7 @@ func testContexts(t *testing.T, sys *system) {
 	t.Run("results", func(t *testing.T) {
 		s := sys.in(t).newSandbox(request{})
 		python := s.newContext("python")
-		got := s.cell(python, "import matplotlib.pyplot as plt\nplt.plot([1, 2, 4], label='a')\nplt.title('growth')\nplt.show()\n"+
+		got := s.cell(python, "import matplotlib.pyplot as plt\nplt.plot([1, 2, 4])\nplt.title('growth')\nplt.show()\n"+
 			"import pandas as pd\nplt.savefig('left.png')\npd.DataFrame({'n': [1, 2]})")
 		if got.Status != "ok" || len(got.Results) != 2 || len(got.Files) != 1 || got.Files[0].Path != "left.png" {
 			t.Fatalf("%+v", got)
@@ -111,7 +111,8 @@ func testContexts(t *testing.T, sys *system) {
 		if _, err := png.Decode(bytes.NewReader(picture)); err != nil {
 			t.Error(err)
 		}
-		if err := json.Unmarshal(got.Results[0].Chart, &chart); err != nil || chart.Type != "line" || chart.Title != "growth" {
+		err = json.Unmarshal(got.Results[0].Chart, &chart)
+		if err != nil || chart.Type != "line" || chart.Title != "growth" {
 			t.Errorf("%v %+v", err, chart)
 		}
 		if string(got.Results[1].Columns) != `{"n":[1,2]}` || !got.Results[1].Result {
@@ -152,10 +153,7 @@ func testContexts(t *testing.T, sys *system) {
 	t.Run("memory", func(t *testing.T) {
 		s := sys.in(t).newSandbox(request{"on_timeout": "pause"})
 		python := s.newContext("python")
-		r := s.do(http.MethodPost, python+"/execute", request{"code": "x = bytearray(64 << 30)\nx = [bytes(1 << 20) for _ in range(1 << 20)]"})
-		if r.status == http.StatusOK && bytes.Contains(r.body, []byte("MemoryError")) {
-			r = s.do(http.MethodPost, python+"/execute", request{"code": "x = [b'x' * (1 << 20) for _ in range(1 << 20)]"})
-		}
+		r := s.do(http.MethodPost, python+"/execute", request{"code": "x = [b'x' * (1 << 20) for _ in range(1 << 20)]"})
 		if r.status != http.StatusConflict && !bytes.Contains(r.body, []byte("lost")) {
 			t.Errorf("%s", r)
 		}

@@ -161,7 +161,7 @@ func longSingleTests() map[string]func(*testing.T, *programs) {
 		"backup-ledger-cluster":  func(t *testing.T, p *programs) { testBackupLedger(t, p, onCluster()) },
 		"coding-agents":          testCodingAgents, "coding-agents-hostile": testHostileRepository,
 		"coding-agents-acp": testCodingAgentsACP, "coding-agents-many": testManyAgents,
-		"clients":            testClients, "console": testConsole, "console-people": testConsolePeople,
+		"clients": testClients, "console": testConsole, "console-people": testConsolePeople,
 		"cluster-leaders": testClusterLeaders, "cluster-nodes": testClusterNodes,
 		"copies": testCopies, "costs": testCosts,
 		"dispatcher-frozen":         testDispatcherFrozen,

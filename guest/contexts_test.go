@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -26,9 +27,7 @@ func newContexts(t *testing.T, more map[string]any) *sandbox {
 		check(t, os.WriteFile(filepath.Join(s.path("cells"), name), content, 0o644))
 	}
 	config := map[string]any{"runners": s.path("cells"), "start": 1}
-	for name, value := range more {
-		config[name] = value
-	}
+	maps.Copy(config, more)
 	s.configUsers(config)
 	s.start(s.command())
 	return s
@@ -89,7 +88,7 @@ func (s *sandbox) openRun(r *http.Request) *cellRun {
 	response, err := s.http.Do(r.WithContext(ctx))
 	check(s.t, err)
 	s.t.Cleanup(func() { _ = response.Body.Close() })
-	if response.StatusCode != 200 {
+	if response.StatusCode != http.StatusOK {
 		s.t.Fatalf("%s: status %d", r.URL.Path, response.StatusCode)
 	}
 	return &cellRun{t: s.t, response: response, lines: bufio.NewReader(response.Body)}
@@ -303,7 +302,10 @@ func TestContextLost(t *testing.T) {
 	for _, c := range []struct{ language, code, reason string }{
 		{"python", "import os; print(1, flush=True); os._exit(3)", "exited"},
 		{"python", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "killed"},
-		{"python", "import signal, time\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True: time.sleep(1)", "not_interruptible"},
+		{
+			"python", "import signal, time\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True: time.sleep(1)",
+			"not_interruptible",
+		},
 		{"javascript", "process.exit(3)", "exited"},
 		{"bash", "exit 3", "exited"},
 		{"bash", "kill -9 $$", "killed"},
@@ -566,16 +568,19 @@ func TestE2BCells(t *testing.T) {
 		t.Errorf("%d %v", code, list)
 	}
 	var made struct{ ID, Language, Cwd string }
-	if code := s.callJSON("POST", "/contexts", map[string]any{"cwd": "/tmp", "language": nil}, &made, headers...); code != 200 ||
+	code := s.callJSON("POST", "/contexts", map[string]any{"cwd": "/tmp", "language": nil}, &made, headers...)
+	if code != 200 ||
 		made.Cwd != "/tmp" || made.Language != "python" {
 		t.Errorf("%d %+v", code, made)
 	}
-	if _, lines = execute(map[string]any{"code": "import os; os.getcwd()", "context_id": made.ID}); lines[0]["text"] != "/tmp" {
+	_, lines = execute(map[string]any{"code": "import os; os.getcwd()", "context_id": made.ID})
+	if lines[0]["text"] != "/tmp" {
 		t.Errorf("%v", lines)
 	}
 	// A crash is an error of the run, and the next one finds a new interpreter.
 	execute(map[string]any{"code": "y = 1", "context_id": made.ID})
-	if _, lines = execute(map[string]any{"code": "os._exit(1)", "context_id": made.ID}); lines[0]["name"] != "ContextRestarting" {
+	_, lines = execute(map[string]any{"code": "os._exit(1)", "context_id": made.ID})
+	if lines[0]["name"] != "ContextRestarting" {
 		t.Errorf("%v", lines)
 	}
 	if _, lines = execute(map[string]any{"code": "y", "context_id": made.ID}); lines[0]["name"] != "ContextRestarting" {
@@ -584,7 +589,9 @@ func TestE2BCells(t *testing.T) {
 	if _, lines = execute(map[string]any{"code": "y", "context_id": made.ID}); lines[0]["name"] != "NameError" {
 		t.Errorf("%v", lines)
 	}
-	for path, code := range map[string]int{"POST /contexts/" + made.ID + "/restart": 200, "DELETE /contexts/" + made.ID: 200} {
+	for path, code := range map[string]int{
+		"POST /contexts/" + made.ID + "/restart": 200, "DELETE /contexts/" + made.ID: 200,
+	} {
 		method, path, _ := strings.Cut(path, " ")
 		if got := s.callJSON(method, path, nil, nil, headers...); got != code {
 			t.Errorf("%s %s: %d", method, path, got)

@@ -170,7 +170,8 @@ func TestWebhookBodyLosesResultsFirst(t *testing.T) {
 		}
 		if n, cut := len(body.Result.Results), want.results < 3; n != want.results || body.Result.ResultsTruncated != cut ||
 			(body.ResultURL != "") != cut || len(text) > most {
-			t.Errorf("most %d: %d results, truncated %t, URL %q, %d bytes", most, n, body.Result.ResultsTruncated, body.ResultURL,
+			t.Errorf("most %d: %d results, truncated %t, URL %q, %d bytes", most, n, body.Result.ResultsTruncated,
+				body.ResultURL,
 				len(text))
 		}
 		if n := len(body.Result.Stdout); n < want.stdout-10 || body.Result.StdoutTruncated != (want.stdout < 1000) {

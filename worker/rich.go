@@ -9,8 +9,8 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// displays collects what a cell shows, for the result, and publishes it. A program can forge what its runner prints, so
-// that limits are enforced here, too. It is not safe for concurrent use.
+// displays collects what a cell shows, for the result, and publishes it. A program can forge what its
+// runner prints, so that limits are enforced here, too. It is not safe for concurrent use.
 type displays struct {
 	events    Output
 	masks     *mask.Masks
@@ -18,8 +18,9 @@ type displays struct {
 	truncated bool // something is missing
 }
 
-// richOutputs returns the standard output and error of a runner with a nonce. They write what the cell prints to
-// stdout and stderr, which take everything, and what it shows to d. closeBoth must be called when the program has ended.
+// richOutputs returns the standard output and error of a runner with a nonce. They write what the cell
+// prints to stdout and stderr, which take everything, and what it shows to d. closeBoth must be called
+// when the program has ended.
 func richOutputs(nonce string, stdout, stderr io.Writer, d *displays) (out, err io.Writer, closeBoth func()) {
 	reader := &cell.Reader{
 		Nonce: nonce,

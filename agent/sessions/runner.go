@@ -6,8 +6,8 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
-	"maps"
 	"log/slog"
+	"maps"
 	"slices"
 	"time"
 

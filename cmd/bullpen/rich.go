@@ -25,7 +25,11 @@ import (
 // pictureTypes are the types of pictures that are saved, the best first, with the extensions of their files. Values
 // are base64, except for SVG.
 var pictureTypes = []struct{ kind, extension string }{ // read only
-	{"image/png", ".png"}, {"image/jpeg", ".jpg"}, {"image/gif", ".gif"}, {"image/webp", ".webp"}, {svgType, ".svg"},
+	{"image/png", ".png"},
+	{"image/jpeg", ".jpg"},
+	{"image/gif", ".gif"},
+	{"image/webp", ".webp"},
+	{svgType, ".svg"},
 	{"application/pdf", ".pdf"},
 }
 
@@ -175,8 +179,8 @@ func graphicsOf(env func(string) string) graphics {
 
 // show writes a picture to a terminal. Pictures that cannot be decoded, such as SVG, are not shown.
 func (g graphics) show(w io.Writer, content []byte) error {
-	config, _, err := image.DecodeConfig(bytes.NewReader(content))
-	if g == "" || err != nil || config.Width <= 0 || config.Height <= 0 || config.Width > maxShownPixels/config.Height {
+	config, _, unknown := image.DecodeConfig(bytes.NewReader(content))
+	if g == "" || unknown != nil || config.Width <= 0 || config.Height <= 0 || config.Width > maxShownPixels/config.Height {
 		return nil
 	}
 	picture, _, err := image.Decode(bytes.NewReader(content))

@@ -69,8 +69,10 @@ func TestBashCells(t *testing.T) {
 		{"set -u; echo $nope; echo not reached", "stderr \"bash: nope: unbound variable\\n\"\nerror ExitStatus: 1"},
 		{"set +u; echo ${nope:?bad}; echo not reached", "stderr \"bash: nope: bad\\n\"\nerror ExitStatus: 1"},
 		{"set -e; f() { false; echo not reached; }; f; echo not reached", "stderr \"\\n\"\nerror ExitStatus: 1"},
-		{"if false; then :; fi; false || echo handled; (exit 7); echo not reached",
-			"stdout \"handled\\n\"\nstderr \"\\n\"\nerror ExitStatus: 7"},
+		{
+			"if false; then :; fi; false || echo handled; (exit 7); echo not reached",
+			"stdout \"handled\\n\"\nstderr \"\\n\"\nerror ExitStatus: 7",
+		},
 		{"(false; echo not reached)", "stderr \"\\n\"\nerror ExitStatus: 1"},
 		{"set +e; false; echo reached", `stdout "reached\n"`},
 		{"readonly ro=1; ro=2; echo not reached", "stderr \"bash: ro: readonly variable\\n\"\nerror ExitStatus: 1"},
@@ -101,7 +103,9 @@ func TestBashInterrupt(t *testing.T) {
 	r := startBash(t)
 	// A child between fork and exec loses an interrupt. So it is the child itself that tells that it runs.
 	sleep := "bash -c 'echo started; exec sleep 1000'"
-	for _, code := range []string{sleep + "; echo no", "echo started; while :; do :; done", "f() { " + sleep + "; }; f; echo no"} {
+	for _, code := range []string{
+		sleep + "; echo no", "echo started; while :; do :; done", "f() { " + sleep + "; }; f; echo no",
+	} {
 		r.send("kept=1; " + code)
 		r.waitFor("started\n")
 		r.interrupt()
@@ -147,7 +151,8 @@ func TestBashEndFrame(t *testing.T) {
 	slices.SortFunc(first.end.Files, func(a, b struct {
 		Path string
 		Size int64
-	}) int {
+	},
+	) int {
 		return strings.Compare(a.Path, b.Path)
 	})
 	if fmt.Sprint(first.end.Files) != "[{a é\n\"b 3} {before 4}]" {
@@ -173,8 +178,10 @@ func TestBashDisplay(t *testing.T) {
 		{"(display image/png p)", "stderr \"display: only in the shell of the cell\\n\"\nerror ExitStatus: 1"},
 	})
 	r := startBash(t)
-	got := r.run("head -c 1572864 /dev/zero > fits; head -c 1572865 /dev/zero > large; display image/png fits; display image/png large\n" +
-		"tr '\\0' x < fits > x; cat x x > xx; display text/plain xx; display text/plain x; for i in {1..97}; do display text/plain t; done\n" +
+	got := r.run("head -c 1572864 /dev/zero > fits; head -c 1572865 /dev/zero > large\n" +
+		"display image/png fits; display image/png large\n" +
+		"tr '\\0' x < fits > x; cat x x > xx; display text/plain xx; display text/plain x\n" +
+		"for i in {1..97}; do display text/plain t; done\n" +
 		"echo t > t; for i in {1..100}; do display text/plain t; done")
 	displays := got.frames
 	if len(displays) != 100 || got.end.Dropped != 4 {
@@ -209,7 +216,8 @@ func TestBashEnds(t *testing.T) {
 		t.Errorf("%q %d", stdout, code)
 	}
 	r = startBash(t)
-	if got := r.run("trap 'echo handler' EXIT; echo out; exit 3").String(); !strings.HasPrefix(got, `stdout "out\nhandler\n"`) {
+	got := r.run("trap 'echo handler' EXIT; echo out; exit 3").String()
+	if !strings.HasPrefix(got, `stdout "out\nhandler\n"`) {
 		t.Error(got)
 	}
 	if _, _, code := r.exit(); code != 3 {

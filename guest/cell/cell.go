@@ -49,7 +49,8 @@ type Language struct {
 	Args   []string
 	// Forks means that one process of the runner, with --serve, forks all contexts.
 	Forks bool
-	// Insist means that the interpreter may miss a SIGINT, which is therefore soon sent again, until the cell has ended.
+	// Insist means that the interpreter may miss a SIGINT, which is therefore soon sent again, until the
+	// cell has ended.
 	Insist bool
 	// Private means that the runner reads requests from descriptor 3, and that 4 and 5 are duplicates of its standard
 	// output and error.
@@ -127,8 +128,9 @@ func quote(to []byte, text string) []byte {
 	return append(to, '\'')
 }
 
-// Fork asks a runner with --serve for a context. It is a message on the Unix socket that is the runner's standard input,
-// of type SOCK_SEQPACKET, with three descriptors: the context's standard input, output and error.
+// Fork asks a runner with --serve for a context. It is a message on the Unix socket that is the
+// runner's standard input, of type SOCK_SEQPACKET, with three descriptors: the context's standard
+// input, output and error.
 type Fork struct {
 	Nonce string            `json:"nonce"`
 	Dir   string            `json:"cwd"`
@@ -155,8 +157,8 @@ type Display struct {
 	Result   bool                       `json:"result,omitempty"`  // the value of the cell's last expression
 	Chart    json.RawMessage            `json:"chart,omitempty"`   // of a figure: what it shows
 	Columns  json.RawMessage            `json:"columns,omitempty"` // of a data frame: lists of values by column
-	// Truncated contains what is missing or incomplete because it was too large: MIME types, chart, columns, or display for
-	// everything.
+	// Truncated contains what is missing or incomplete because it was too large: MIME types, chart,
+	// columns, or display for everything.
 	Truncated []string `json:"truncated,omitempty"`
 }
 

@@ -13,8 +13,8 @@
 //
 // All frames have a type and a number, sync. Before a runner writes a frame to standard output, it flushes both outputs
 // of the program, and writes a frame of that number, without a type, to standard error. A [Reader] passes a frame on
-// when it has seen the number there, and holds what follows the number until then. The order of outputs and frames is therefore the program's, and a frame that a
-// program has forged can only harm the program itself.
+// when it has seen the number there, and holds what follows the number until then. The order of outputs and frames is
+// therefore the program's, and a frame that a program has forged can only harm the program itself.
 //
 //	ready    version, name                    Once, when the runner accepts requests.
 //	display  data, metadata, result, chart,   Something to look at, see Display.

@@ -190,7 +190,8 @@ func startProcess(t *testing.T, encode func(int, string, []string) string, args 
 	if ready == nil || ready.Version == "" || ready.Name == "" {
 		t.Fatalf("ready: %+v", ready)
 	}
-	if text, _, sync := r.stderr.until(func(f *parsedFrame) bool { return f.Sync == ready.Sync }); text != "" || sync == nil {
+	text, _, sync := r.stderr.until(func(f *parsedFrame) bool { return f.Sync == ready.Sync })
+	if text != "" || sync == nil {
 		t.Fatalf("stderr before ready: %q", text)
 	}
 	return r
@@ -222,7 +223,9 @@ func (r *started) wait() cellResult {
 	r.t.Helper()
 	var result cellResult
 	result.stdout, result.frames, result.end = r.stdout.until(func(f *parsedFrame) bool { return f.Type == "end" })
-	result.stderr, _, _ = r.stderr.until(func(f *parsedFrame) bool { return result.end != nil && f.Sync == result.end.Sync })
+	result.stderr, _, _ = r.stderr.until(func(f *parsedFrame) bool {
+		return result.end != nil && f.Sync == result.end.Sync
+	})
 	if result.end != nil && result.end.Run != r.runs {
 		r.t.Fatalf("end of run %d instead of %d", result.end.Run, r.runs)
 	}

@@ -49,8 +49,10 @@ func TestNodeCells(t *testing.T) {
 		{"1 + 1", "result 2"},
 		{"'text'", "result 'text'"},
 		{"undefined", ""},
-		{"[] instanceof Array && new Error() instanceof Error && require('vm').runInThisContext('[]') instanceof Array",
-			"result true"},
+		{
+			"[] instanceof Array && new Error() instanceof Error && require('vm').runInThisContext('[]') instanceof Array",
+			"result true",
+		},
 		{"await Promise.resolve(5)", "result 5"},
 		{"const a = await 1, b = 2; a + b", "result 3"},
 		{"a + b", "result 3"},
@@ -59,8 +61,10 @@ func TestNodeCells(t *testing.T) {
 		{"import fs, { readFileSync as read } from 'node:fs'; import * as path from 'path'; import 'os'\n" +
 			"fs.readFileSync === read && path.sep", "result '/'"},
 		{"read === fs.readFileSync && (await import('fs')).readFileSync === read", "result true"},
-		{"fs.writeFileSync('m.mjs', 'export default 3; export const named = 4'); fs.writeFileSync('c.cjs', 'module.exports = 5')",
-			""},
+		{
+			"fs.writeFileSync('m.mjs', 'export default 3; export const named = 4'); fs.writeFileSync('c.cjs', 'module.exports = 5')",
+			"",
+		},
 		{"import three, { named } from './m.mjs'\nthree + named + require('./c.cjs')", "result 12"},
 		{"import('./m.mjs').then((m) => m.default)", "result 3"},
 		{"throw new RangeError('far')", "error RangeError: far"},
@@ -80,38 +84,56 @@ func TestNodeCells(t *testing.T) {
 // Each row is a cell of its own, and its value.
 func TestNodeRewriting(t *testing.T) {
 	cells := []cell{
-		{"const x = 1; x", "1"}, {"const x = 2; x", "2"}, {"let x = 3\nx", "3"}, {"function x() { return 4 }\nx()", "4"},
+		{"const x = 1; x", "1"},
+		{"const x = 2; x", "2"},
+		{"let x = 3\nx", "3"},
+		{"function x() { return 4 }\nx()", "4"},
 		{"class x { static y = 5 }\nx.y", "5"},
 		{"var x = 6; x", "6"},
 		{"const { x, ...rest } = { x: 7, y: 8 }; x + rest.y", "15"},
 		{"const [p, [q = 2]] = [1, []]\np + q", "3"},
-		{"class x {}\n[1].length", "1"}, {"class x extends Array { m() { return {} } }\n(new x()).length", "0"},
-		{"let x\nx", "undefined"}, {"let v1 = 1, v2, v3; [v1, v2, v3]", "[ 1, undefined, undefined ]"},
+		{"class x {}\n[1].length", "1"},
+		{"class x extends Array { m() { return {} } }\n(new x()).length", "0"},
+		{"let x\nx", "undefined"},
+		{"let v1 = 1, v2, v3; [v1, v2, v3]", "[ 1, undefined, undefined ]"},
 		{"let n = 0; for (const i of [1, 2]) n += i; for (let i = 0; i < 2; i++) { const k = i; n += k }\nn", "4"},
 		{"var let_ = 1; var of = 2; of / let_ / 1", "2"},
 		{"let re = /const x = [/\"'`]\\//g; re.source.length", "18"},
-		{"let d = 4, g = 2; d / 2 / g", "1"}, {"if (true) /a/.test('a')", "true"}, {"(1 + 3) / 2 /1", "2"},
+		{"let d = 4, g = 2; d / 2 / g", "1"},
+		{"if (true) /a/.test('a')", "true"},
+		{"(1 + 3) / 2 /1", "2"},
 		{"const t = `const ${`let ${ { a: 1 }.a } }`} ${'}'} \\``; t", "'const let 1 } } `'"},
 		{"/* const y = ` */ const c = 1 // let `\nc", "1"},
-		{"const o = { const: 1, let: 2, class: 3, import: 4, await: 5 }; o.const + o.let + o.class + o.import + o.await",
-			"15"},
+		{
+			"const o = { const: 1, let: 2, class: 3, import: 4, await: 5 }; o.const + o.let + o.class + o.import + o.await",
+			"15",
+		},
 		{"const s = 'const a = \\'1\\''; s.length", "13"},
 		{"const arrow = (a) => { const b = a; return b }\narrow(3)", "3"},
 		{"label: for (;;) { break label }\n1", "1"},
 		{"const f = function () { return 1 }\nconst h = class Named {}\nf() + h.name", "'1Named'"},
 		{"const multi = [1,\n2]\n  .map((v) => v * 2)\n  .join()\nmulti", "'2,4'"},
-		{"const one = 1\n;[one].length", "1"}, {"let i = 1\ni\n++i\ni", "2"}, {"'use strict'; const strict = 1; strict", "1"},
+		{"const one = 1\n;[one].length", "1"},
+		{"let i = 1\ni\n++i\ni", "2"},
+		{"'use strict'; const strict = 1; strict", "1"},
 		// The same in async cells.
-		{"const w = await 1\nconst { z } = await { z: 2 }\nw + z", "3"}, {"w + z", "3"},
-		{"let w; await 0\nw", "undefined"}, {"await 0; let w1 = 1, w2; [w1, w2]", "[ 1, undefined ]"},
-		{"class K { m() { return 1 } }\nawait 0\nnew K().m()", "1"}, {"new K().m()", "1"},
-		{"fn2(); async function fn1() { return await 8 }\nfunction fn2() {}\nawait fn1()", "8"}, {"typeof fn2", "'function'"},
+		{"const w = await 1\nconst { z } = await { z: 2 }\nw + z", "3"},
+		{"w + z", "3"},
+		{"let w; await 0\nw", "undefined"},
+		{"await 0; let w1 = 1, w2; [w1, w2]", "[ 1, undefined ]"},
+		{"class K { m() { return 1 } }\nawait 0\nnew K().m()", "1"},
+		{"new K().m()", "1"},
+		{"fn2(); async function fn1() { return await 8 }\nfunction fn2() {}\nawait fn1()", "8"},
+		{"typeof fn2", "'function'"},
 		{"await 0\nconst chain = [3, 1]\n  .sort()\n  .join('-')\nchain", "'1-3'"},
-		{"const r1 = await 4 / 2 / 1; r1", "2"}, {"if (await true) { 1 } else { 2 }\n3", "3"},
-		{"const fnx = async () => { const inner = await 5; return inner }\nawait fnx()", "5"}, {"await [1][0] // end", "1"},
+		{"const r1 = await 4 / 2 / 1; r1", "2"},
+		{"if (await true) { 1 } else { 2 }\n3", "3"},
+		{"const fnx = async () => { const inner = await 5; return inner }\nawait fnx()", "5"},
+		{"await [1][0] // end", "1"},
 		{"const obj = await 1 ? { a: 1 } : {}\nobj.a", "1"},
 		{"for await (const e of [1, 2]) { globalThis.last = e }\nlast", "2"},
-		{"const after = 1; await 0; { const inner = 2 }\nafter", "1"}, {"await 0; ({ a: 1 }).a", "1"},
+		{"const after = 1; await 0; { const inner = 2 }\nafter", "1"},
+		{"await 0; ({ a: 1 }).a", "1"},
 		{"import\n  os,\n  { EOL as eol }\nfrom 'os';\nos.EOL === eol", "true"},
 		{"import os2 from 'os'\nimport fs2 from 'fs'\ntypeof os2.cpus + typeof fs2.stat", "'functionfunction'"},
 	}
@@ -130,10 +152,11 @@ func TestNodeRewriting(t *testing.T) {
 func TestNodeTraceback(t *testing.T) {
 	r := startNode(t)
 	for code, want := range map[string]string{
-		"\n  const = 5":                          "cell-N:2|  const = 5|        ^||SyntaxError: Unexpected token '='",
-		"await 1\n const = 5":                    "cell-N:2| const = 5|       ^||SyntaxError: Unexpected token '='",
-		"const q1 = 1\nfunction f() { q2 }\nf()": "ReferenceError: q2 is not defined|    at f (cell-N:2:16)|    at cell-N:3:1",
-		"await 0; q2":                            "ReferenceError: q2 is not defined|    at cell-N:1:10",
+		"\n  const = 5":       "cell-N:2|  const = 5|        ^||SyntaxError: Unexpected token '='",
+		"await 1\n const = 5": "cell-N:2| const = 5|       ^||SyntaxError: Unexpected token '='",
+		"const q1 = 1\nfunction f() { q2 }\nf()": "ReferenceError: q2 is not defined|    at f (cell-N:2:16)" +
+			"|    at cell-N:3:1",
+		"await 0; q2": "ReferenceError: q2 is not defined|    at cell-N:1:10",
 	} {
 		got := r.run(code)
 		if len(got.frames) != 1 {
@@ -151,16 +174,23 @@ func TestNodeDisplay(t *testing.T) {
 		{"display.html('<b>é</b>')", "display map[text/html:<b>é</b>]"},
 		{"display({ a: 1 })\n", "display map[text/plain:{ a: 1 }]"},
 		{"display({ a: [1] }, 'application/json')", "display map[application/json:map[a:[1]]]"},
-		{"display({ toMimeBundle: () => ({ 'text/plain': 'p', 'image/png': Buffer.from('png') }) })",
-			"display map[image/png:cG5n text/plain:p]"},
-		{"await display({ async [Symbol.for('Jupyter.display')]() { return { 'text/html': 'h' } } })",
-			"display map[text/html:h]"},
+		{
+			"display({ toMimeBundle: () => ({ 'text/plain': 'p', 'image/png': Buffer.from('png') }) })",
+			"display map[image/png:cG5n text/plain:p]",
+		},
+		{
+			"await display({ async [Symbol.for('Jupyter.display')]() { return { 'text/html': 'h' } } })",
+			"display map[text/html:h]",
+		},
 		{"Buffer.from('\\x89PNG\\r\\n\\x1a\\n', 'latin1')", "result <nil>"},
-		{"({ get a() { throw 1 }, [require('util').inspect.custom]() { throw new Error('inspect') } })",
-			"error Error: inspect"},
+		{
+			"({ get a() { throw 1 }, [require('util').inspect.custom]() { throw new Error('inspect') } })",
+			"error Error: inspect",
+		},
 	})
 	r := startNode(t)
-	got := r.run("display.png(Buffer.alloc(1572864)); display.png(Buffer.alloc(1572865)); display.html('é'.repeat(1 << 20) + 'x')\n" +
+	got := r.run("display.png(Buffer.alloc(1572864)); display.png(Buffer.alloc(1572865))\n" +
+		"display.html('é'.repeat(1 << 20) + 'x')\n" +
 		"for (let i = 0; i < 101; i++) display(i)")
 	if len(got.frames) != 100 || got.end.Dropped != 4 {
 		t.Fatalf("%d displays, %d dropped", len(got.frames), got.end.Dropped)
@@ -180,7 +210,8 @@ func TestNodeUncaught(t *testing.T) {
 	r := startNode(t)
 	got := r.run("setTimeout(() => { throw new Error('late') }, 0); Promise.reject(new Error('rejected'))\n" +
 		"await new Promise((r) => setTimeout(r, 20)); 1")
-	if got.String() != "stderr "+fmt.Sprintf("%q", got.stderr)+"\nresult 1" || !strings.Contains(got.stderr, "Uncaught Error: late") ||
+	if got.String() != "stderr "+fmt.Sprintf("%q", got.stderr)+"\nresult 1" ||
+		!strings.Contains(got.stderr, "Uncaught Error: late") ||
 		!strings.Contains(got.stderr, "Uncaught Error: rejected") || strings.Contains(got.stderr, "node.mjs") {
 		t.Error(got)
 	}
@@ -188,7 +219,10 @@ func TestNodeUncaught(t *testing.T) {
 
 func TestNodeHostile(t *testing.T) {
 	runTable(t, startNode, []cell{
-		{"process.stdout.write('\\x1b_" + nonce[1:] + ";0;{}\\x1b\\\\'); 0", `stdout "\x1b_` + nonce[1:] + `;0;{}\x1b\\"` + "\nresult 0"},
+		{
+			"process.stdout.write('\\x1b_" + nonce[1:] + ";0;{}\\x1b\\\\'); 0",
+			`stdout "\x1b_` + nonce[1:] + `;0;{}\x1b\\"` + "\nresult 0",
+		},
 		{"console.log = console.error = () => {}; JSON.stringify = JSON.parse = () => 'x'; 1", "result 1"},
 		{"process = Buffer = undefined; Promise.prototype.then = () => {}; 1", "result 1"},
 		{"var fs = require('fs'); fs.writeSync = () => { throw 1 }; 1", "result 1"},
@@ -209,8 +243,10 @@ func TestNodeInterrupt(t *testing.T) {
 	r.run("var ticks = 0; setInterval(() => ticks++, 1)")
 	// Node loses a signal that arrives while a script returns. So cells that wait report from a timer.
 	later := "setTimeout(() => console.log('started'), 1); "
-	for _, code := range []string{"console.log('started'); while (true) {}", later + "await new Promise(() => {})",
-		later + "new Promise(() => {})"} {
+	for _, code := range []string{
+		"console.log('started'); while (true) {}", later + "await new Promise(() => {})",
+		later + "new Promise(() => {})",
+	} {
 		r.send("const kept = 1; " + code)
 		r.waitFor("started\n")
 		r.interrupt()
@@ -233,7 +269,8 @@ func TestNodeEnvOfOneRun(t *testing.T) {
 	if got := r.run("`${process.env.A} ${process.env.B}`", "A=1 é", "B=2").String(); got != "result '1 é 2'" {
 		t.Error(got)
 	}
-	if got := r.run("`${process.env.A} ${process.env.B} ${process.env.BULLPEN_CELL}`").String(); got != "result 'undefined before undefined'" {
+	got := r.run("`${process.env.A} ${process.env.B} ${process.env.BULLPEN_CELL}`").String()
+	if got != "result 'undefined before undefined'" {
 		t.Error(got)
 	}
 }
@@ -241,12 +278,14 @@ func TestNodeEnvOfOneRun(t *testing.T) {
 func TestNodeEndFrame(t *testing.T) {
 	r := startNode(t)
 	check(t, os.WriteFile(filepath.Join(r.cmd.Dir, "before"), []byte("1"), 0o600))
-	end := r.run("const fs = require('fs'); fs.writeFileSync('a é\\n', '123'); fs.writeFileSync('.hidden', ''); fs.mkdirSync('d')\n" +
+	end := r.run("const fs = require('fs'); fs.writeFileSync('a é\\n', '123')\n" +
+		"fs.writeFileSync('.hidden', ''); fs.mkdirSync('d')\n" +
 		"fs.appendFileSync('before', '2')").end
 	if fmt.Sprint(end.Files) != "[{a é\n 3} {before 2}]" || end.Count != 1 || end.Memory <= 0 || end.Memory > 1<<30 {
 		t.Errorf("%+v", end)
 	}
-	if end := r.run("for (let i = 0; i < 150; i++) fs.writeFileSync('n' + i, '')").end; len(end.Files) != 100 || end.Count != 2 {
+	end = r.run("for (let i = 0; i < 150; i++) fs.writeFileSync('n' + i, '')").end
+	if len(end.Files) != 100 || end.Count != 2 {
 		t.Errorf("%+v", end)
 	}
 	if end := r.run("1").end; len(end.Files) != 0 || end.Count != 3 {

@@ -310,17 +310,27 @@ var commonCells = []cellTest{
 	{code: "import multiprocessing as m\ndef square(c, n): c.n = n*n; return c\n" +
 		"with m.get_context('fork').Pool(2) as p: print(p.starmap(square, [(C(), 3)])[0].n)", stdout: "9\n"},
 	{code: "import subprocess; subprocess.run(['echo', 'sub']).returncode", stdout: "sub\n", results: []string{"0"}},
-	{code: "pid = os.fork()\nif pid: os.waitpid(pid, 0)\nelse: print('child'); display('hidden')",
-		stdout: "child\n'hidden'\n"},
-	{code: "pid = os.fork()\nif not pid: sys.exit(7)\nos.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])",
-		results: []string{"7"}},
-	{code: "pid = os.fork()\nif not pid: await asyncio.sleep(0); 1/0\nos.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])",
-		results: []string{"1"}, stderr: "any"},
-	{code: "class M:\n  def _repr_mimebundle_(self, include=None, exclude=None):\n" +
-		"    return {'text/html': '<b>', 'text/plain': 'M'}\nM()",
-		results: []string{"M"}},
-	{code: "class Bad:\n  def __repr__(self): raise RuntimeError('bad repr')\nBad()",
-		errorName: "RuntimeError", errorValue: "bad repr"},
+	{
+		code:   "pid = os.fork()\nif pid: os.waitpid(pid, 0)\nelse: print('child'); display('hidden')",
+		stdout: "child\n'hidden'\n",
+	},
+	{
+		code:    "pid = os.fork()\nif not pid: sys.exit(7)\nos.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])",
+		results: []string{"7"},
+	},
+	{
+		code:    "pid = os.fork()\nif not pid: await asyncio.sleep(0); 1/0\nos.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])",
+		results: []string{"1"}, stderr: "any",
+	},
+	{
+		code: "class M:\n  def _repr_mimebundle_(self, include=None, exclude=None):\n" +
+			"    return {'text/html': '<b>', 'text/plain': 'M'}\nM()",
+		results: []string{"M"},
+	},
+	{
+		code:      "class Bad:\n  def __repr__(self): raise RuntimeError('bad repr')\nBad()",
+		errorName: "RuntimeError", errorValue: "bad repr",
+	},
 	{code: "class Worse(Exception):\n  def __str__(self): raise RuntimeError('bad str')\nraise Worse", errorName: "Worse"},
 	{code: "def r(): r()\nr()", errorName: "RecursionError", errorValue: "maximum recursion"},
 	{code: "sys.setrecursionlimit(60)"},
@@ -334,8 +344,10 @@ var commonCells = []cellTest{
 	{code: "import warnings; warnings.warn('careful')", stderr: "any"},
 	{code: "from __future__ import annotations"},
 	{code: "def g(a: undefined): pass\ng.__annotations__", results: []string{"{'a': 'undefined'}"}},
-	{code: "import threading\nt = threading.Thread(target=print, args=('thread',)); t.start(); t.join()",
-		stdout: "thread\n"},
+	{
+		code:   "import threading\nt = threading.Thread(target=print, args=('thread',)); t.start(); t.join()",
+		stdout: "thread\n",
+	},
 	{code: "_ = 'mine'\n1+1", results: []string{"2"}},
 	{code: "_", results: []string{"'mine'"}},
 }
@@ -659,8 +671,10 @@ func TestPythonProgram(t *testing.T) {
 				code   int
 				status string
 			}{
-				{cellTest{code: "print(input(), __name__, __file__)\nimport sys; sys.argv", stdout: "typed __main__ main.py\n",
-					results: []string{"['main.py', '-x', 'y']"}}, 0, "ok"},
+				{cellTest{
+					code: "print(input(), __name__, __file__)\nimport sys; sys.argv", stdout: "typed __main__ main.py\n",
+					results: []string{"['main.py', '-x', 'y']"},
+				}, 0, "ok"},
 				{cellTest{code: "import asyncio\nasync def f(): return 3\nasyncio.run(f())", results: []string{"3"}}, 0, "ok"},
 				{cellTest{code: "import asyncio\nawait asyncio.sleep(0)\n4", results: []string{"4"}}, 0, "ok"},
 				{cellTest{code: "import sys; sys.exit()"}, 0, "ok"},

@@ -13,8 +13,8 @@ const (
 	maxFrame = 6 << 20
 	// smallFrame is the size of frames for which no memory is reserved. Only displays are larger.
 	smallFrame = 256 << 10
-	// syncTimeout is how long one output waits for the other, which a program may have closed. After that the reader never
-	// waits again: a program could leave many forged frames in its pipes.
+	// syncTimeout is how long one output waits for the other, which a program may have closed. After
+	// that the reader never waits again: a program could leave many forged frames in its pipes.
 	syncTimeout = time.Second
 )
 

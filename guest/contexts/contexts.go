@@ -192,8 +192,10 @@ func (a *Contexts) add(id, language, dir string) (*Context, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if len(a.list) >= maxContexts {
-		return nil, &Error{http.StatusTooManyRequests, "limit",
-			fmt.Sprintf("the sandbox has %d contexts, the most it can have; delete one", maxContexts)}
+		return nil, &Error{
+			http.StatusTooManyRequests, "limit",
+			fmt.Sprintf("the sandbox has %d contexts, the most it can have; delete one", maxContexts),
+		}
 	}
 	c := &Context{all: a, id: id, language: l, dir: dir, created: time.Now(), state: stateStarting}
 	a.list = append(a.list, c)
@@ -223,8 +225,8 @@ func (a *Contexts) Get(id string) (*Context, error) {
 		}
 	}
 	if _, start, ok := a.parseID(id); ok && start < a.Start {
-		return nil, lost(reasonSandboxStarted, "the sandbox has stopped since the context was created, and memory is not kept; "+
-			"restart the context to start anew with the files that are saved")
+		return nil, lost(reasonSandboxStarted, "the sandbox has stopped since the context was created, and memory is not "+
+			"kept; restart the context to start anew with the files that are saved")
 	}
 	return nil, &Error{http.StatusNotFound, "context_not_found", "there is no context of that id in this sandbox"}
 }
@@ -321,8 +323,10 @@ func (c *Context) start(ctx context.Context) error {
 		return &Error{http.StatusBadRequest, "invalid", message}
 	case <-ctx.Done():
 		c.all.Table.Kill(context.WithoutCancel(ctx), i.child)
-		return &Error{http.StatusServiceUnavailable, "not_started",
-			fmt.Sprintf("the %s interpreter has not started within %s", c.language.Name, startTimeout)}
+		return &Error{
+			http.StatusServiceUnavailable, "not_started",
+			fmt.Sprintf("the %s interpreter has not started within %s", c.language.Name, startTimeout),
+		}
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()

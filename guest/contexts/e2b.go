@@ -23,8 +23,8 @@ const E2BPort = 49999
 // keepAliveEvery is how often a stream without events gets a line.
 const keepAliveEvery = 5 * time.Second
 
-// e2bDefaults are the languages of which E2B's sandboxes have a context from the start. Here their interpreters start with
-// their first run.
+// e2bDefaults are the languages of which E2B's sandboxes have a context from the start. Here their
+// interpreters start with their first run.
 var e2bDefaults = []string{"python", "javascript"}
 
 // e2bRequest is a request to run a cell. null stands for an absent field.
@@ -189,7 +189,7 @@ func (a *Contexts) e2bExecute(w http.ResponseWriter, r *http.Request) error {
 	if err := c.startFirst(r.Context()); err != nil {
 		return err
 	}
-	started, err := c.Run(asked)
+	started, err := c.startRun(asked)
 	e := e2bStream{w: w, table: a.Table}
 	if err != nil {
 		if known, ok := errors.AsType[*Error](err); !ok || known.Status != http.StatusGone {
@@ -198,7 +198,7 @@ func (a *Contexts) e2bExecute(w http.ResponseWriter, r *http.Request) error {
 		// As E2B does: the error of this run says that the memory is gone, and the next finds a new interpreter.
 		e.write(e2bFailure(err.Error()))
 		e.write(e2bEnd())
-		_, err = a.Restart(r.Context(), c.id)
+		_, _ = a.Restart(r.Context(), c.id) // the next run says why, if it fails
 		return nil
 	}
 	if err := e.stream(r.Context(), started); err != nil {
@@ -256,7 +256,8 @@ func (e *e2bStream) write(v any) {
 	}
 }
 
-// escape escapes all characters of JSON that are not ASCII: JavaScript's client decodes pieces of the stream one by one.
+// escape escapes all characters of JSON that are not ASCII: JavaScript's client decodes pieces of the
+// stream one by one.
 func escape(line []byte) []byte {
 	if !bytes.ContainsFunc(line, func(c rune) bool { return c >= utf8.RuneSelf }) {
 		return line
@@ -380,10 +381,10 @@ func e2bResult(d *cell.Display) any {
 	extra := map[string]json.RawMessage{}
 	for kind, data := range d.Data {
 		name := e2bFields[kind]
-		switch {
-		case name == "":
+		switch name {
+		case "":
 			extra[kind] = data
-		case name == "text":
+		case "text":
 			var text string
 			if json.Unmarshal(data, &text) == nil {
 				result[name] = unquoted(text)

@@ -119,8 +119,9 @@ func (e *events) dropTo(n int) {
 	}
 }
 
-// add appends an event. While there is no room, it waits for readers that are behind, but not for longer than stallAfter
-// without any progress; then the oldest events are dropped. fill returns the event's line for its number.
+// add appends an event. While there is no room, it waits for readers that are behind, but not for
+// longer than stallAfter without any progress; then the oldest events are dropped. fill returns the
+// event's line for its number.
 func (e *events) add(last bool, fill func(seq int64) any) {
 	e.memory.mu.Lock()
 	defer e.memory.mu.Unlock()
@@ -160,7 +161,8 @@ func (e *events) makeRoom(n int) {
 // hold returns an event with a line.
 func hold(line []byte) event {
 	if len(line) > largeEvent {
-		if mapped, err := unix.Mmap(-1, 0, len(line), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE); err == nil {
+		const protection, flags = unix.PROT_READ | unix.PROT_WRITE, unix.MAP_ANON | unix.MAP_PRIVATE
+		if mapped, err := unix.Mmap(-1, 0, len(line), protection, flags); err == nil {
 			copy(mapped, line)
 			return event{mapped, true}
 		}
@@ -173,8 +175,8 @@ func (e *events) announce() {
 	e.changed = make(chan struct{})
 }
 
-// awaitReaders waits, without the lock, until a reader of the oldest event reads or leaves. It returns false if there is
-// none to wait for.
+// awaitReaders waits, without the lock, until a reader of the oldest event reads or leaves. It returns
+// false if there is none to wait for.
 func (e *events) awaitReaders() bool {
 	behind := func(r *reader) bool { return !r.stalled && r.next <= e.first }
 	waits := false
@@ -225,8 +227,8 @@ type gap struct {
 	Last  int64 `json:"last"`
 }
 
-// line returns the line of the next event, or nil if there is none yet. ended reports that none will follow. changed is
-// closed when there may be another.
+// line returns the line of the next event, or nil if there is none yet. ended reports that none will
+// follow. changed is closed when there may be another.
 func (r *reader) line() (line []byte, ended bool, changed <-chan struct{}) {
 	e := r.of
 	e.memory.mu.Lock()

@@ -61,7 +61,9 @@ func decode(w http.ResponseWriter, r *http.Request, into any) error {
 	// All of it, since the server notices only then that the client leaves.
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
 	if _, large := errors.AsType[*http.MaxBytesError](err); large {
-		return &Error{http.StatusRequestEntityTooLarge, "invalid", fmt.Sprintf("the request is larger than %d bytes", maxBody)}
+		return &Error{
+			http.StatusRequestEntityTooLarge, "invalid", fmt.Sprintf("the request is larger than %d bytes", maxBody),
+		}
 	}
 	if err == nil && len(body) > 0 {
 		err = json.Unmarshal(body, into)
@@ -157,7 +159,7 @@ func (a *Contexts) serveExecute(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	started, err := c.Run(&request)
+	started, err := c.startRun(&request)
 	if err != nil {
 		return err
 	}
@@ -205,8 +207,8 @@ func (a *Contexts) serveRun(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// stream writes the events with numbers above after, one on a line. It returns an error if the client has left before the
-// last one.
+// stream writes the events with numbers above after, one on a line. It returns an error if the client
+// has left before the last one.
 func (r *run) stream(ctx context.Context, w http.ResponseWriter, after int64) error {
 	reader := r.events.read(after)
 	defer reader.close()

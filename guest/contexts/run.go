@@ -30,8 +30,8 @@ const (
 	statusLost    = "lost"
 )
 
-// insistEvery is how often SIGINT is sent again to interpreters that may miss it. Others miss it only before they have read
-// their request.
+// insistEvery is how often SIGINT is sent again to interpreters that may miss it. Others miss it only
+// before they have read their request.
 const insistEvery = 250 * time.Millisecond
 
 // maxEarly is how much of what an interpreter says at its start is kept, in bytes.
@@ -107,8 +107,8 @@ func (r *run) interrupt(status string) {
 	})
 }
 
-// Run runs a cell when the runs before it have ended. It returns an earlier run with the same name of the call.
-func (c *Context) Run(asked *Execution) (*run, error) {
+// startRun runs a cell when the runs before it have ended. It returns an earlier run with the same name of the call.
+func (c *Context) startRun(asked *Execution) (*run, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, r := range c.runs {
@@ -122,8 +122,10 @@ func (c *Context) Run(asked *Execution) (*run, error) {
 	case c.interpreter == nil:
 		return nil, lost(c.reason, c.message)
 	case c.queued >= maxQueue:
-		return nil, &Error{http.StatusTooManyRequests, "limit",
-			fmt.Sprintf("%d runs of this context wait, the most that can", maxQueue)}
+		return nil, &Error{
+			http.StatusTooManyRequests, "limit",
+			fmt.Sprintf("%d runs of this context wait, the most that can", maxQueue),
+		}
 	}
 	c.lastRun++
 	c.queued++
@@ -158,8 +160,10 @@ func (c *Context) find(number int64) (*run, error) {
 			return r, nil
 		}
 	}
-	return nil, &Error{http.StatusNotFound, "run_not_found",
-		fmt.Sprintf("the context keeps no run %d; it keeps the last %d", number, maxKept)}
+	return nil, &Error{
+		http.StatusNotFound, "run_not_found",
+		fmt.Sprintf("the context keeps no run %d; it keeps the last %d", number, maxKept),
+	}
 }
 
 // Interrupt interrupts the run in progress, and no other. It reports whether there was one.
@@ -213,7 +217,8 @@ func (c *Context) setState(state string) {
 	}
 }
 
-// wait sends the cell to the interpreter and waits for its end. It returns the status of the run, and why it was lost.
+// wait sends the cell to the interpreter and waits for its end. It returns the status of the run, and
+// why it was lost.
 func (r *run) wait() (status, message string) {
 	c, i := r.context, r.interpreter
 	go func() {

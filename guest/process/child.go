@@ -73,8 +73,8 @@ func (t *Table) newMarker() string {
 	return t.marker + strconv.Itoa(t.started) + "."
 }
 
-// Environment returns the variables of a process that another one forks, with a new marker, by which [Table.Forked] finds
-// what descends from it.
+// Environment returns the variables of a process that another one forks, with a new marker, by which
+// [Table.Forked] finds what descends from it.
 func (t *Table) Environment(user account.User) map[string]string {
 	env := t.environment(user, nil, false)
 	t.mu.Lock()
@@ -83,8 +83,9 @@ func (t *Table) Environment(user account.User) map[string]string {
 	return env
 }
 
-// Forked returns a process with an environment that a child says it has forked. It will lead a session. The caller closes
-// Done when the process has ended. The error is for a process that is not the child's.
+// Forked returns a process with an environment that a child says it has forked. It will lead a
+// session. The caller closes Done when the process has ended. The error is for a process that is not
+// the child's.
 func (*Table) Forked(of *Child, pid int, env map[string]string) (*Child, error) {
 	leader, err := readStat(pid)
 	if err != nil || leader.parent != of.PID {

@@ -109,8 +109,8 @@ func contextRoutes() []Route {
 	const server = "id: 1\ndata: {\"type\":\"start\",\"seq\":1,\"run\":2,\"at\":\"2026-07-26T12:00:00Z\"}\n\n" +
 		"id: 2\ndata: {\"type\":\"end\",\"seq\":2,\"status\":\"ok\",\"count\":2}\n\n"
 	stream := map[string]string{typeNDJSON: lines, typeSSE: server}
-	const events = "Events are start, stdout and stderr (with text), display (a Display), error (a CellError), end (as in " +
-		"the result), and gap for events that are no longer kept. They are numbered by seq. "
+	const events = "Events are start, stdout and stderr (with text), display (a Display), error (a CellError), end (as " +
+		"in the result), and gap for events that are no longer kept. They are numbered by seq. "
 	errors := []int{http.StatusNotFound, http.StatusConflict}
 	lost := append([]int{http.StatusGone, http.StatusTooManyRequests}, errors...)
 	routes := []Route{

@@ -120,7 +120,8 @@ func Routes() []Route {
 	all := slices.Clone(registered)
 	for _, group := range [][]Route{
 		executionRoutes(), webhookRoutes(), batchRoutes(), scheduleRoutes(), pipelineRoutes(),
-		sandboxRoutes(), contextRoutes(), threadRoutes(), fileRoutes(), uploadRoutes(), mcpRoutes(), usageRoutes(), sessionRoutes(),
+		sandboxRoutes(), contextRoutes(), threadRoutes(), fileRoutes(), uploadRoutes(), mcpRoutes(), usageRoutes(),
+		sessionRoutes(),
 		secretRoutes(), imageRoutes(), workerRoutes(), deadLetterRoutes(),
 		storeRoutes(), auditRoutes(), changeRoutes(), overviewRoutes(), orgQueueRoutes(), serverRoutes(),
 	} {
