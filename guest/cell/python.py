@@ -582,9 +582,25 @@ def axis_value(axis, number):
     return categories(axis).get(number, number)
 
 
+def ticks_of(axis):
+    """Returns the positions and the labels of an axis's ticks.
+
+    Matplotlib would compute the labels again, which takes as long as small figures. Those of the rendering are used if they
+    are of the same ticks.
+    """
+    positions = axis.get_ticklocs()
+    ticks = axis.majorTicks[: len(positions)]
+    if [tick.get_loc() for tick in ticks] == list(positions):
+        labels = [tick.label1 for tick in ticks if tick.label1.get_visible()]
+        labels += [tick.label2 for tick in ticks if tick.label2.get_visible()]
+    else:
+        labels = axis.get_ticklabels()
+    return positions, [label.get_text() for label in labels]
+
+
 def axis_fields(axis, letter, scale):
-    ticks = [float(t) for t in axis.get_ticklocs()]
-    names = [label.get_text() for label in axis.get_ticklabels()]
+    positions, names = ticks_of(axis)
+    ticks = [float(t) for t in positions]
     if is_date(axis):
         scale = "datetime"
         ticks = [axis_value(axis, t) for t in ticks]
@@ -632,7 +648,7 @@ def position_namer(axis):
     from matplotlib.ticker import FixedLocator
 
     fixed = isinstance(axis.get_major_locator(), FixedLocator)
-    ticks = zip(axis.get_ticklocs(), [label.get_text() for label in axis.get_ticklabels()]) if fixed else ()
+    ticks = zip(*ticks_of(axis)) if fixed else ()
     names = {position: name for position, name in ticks if name} or categories(axis)
 
     def name(low, high):
