@@ -312,13 +312,14 @@ func TestContextLost(t *testing.T) {
 	} {
 		id := s.newContext(c.language)
 		run := s.beginCell(id, c.code, "timeout", 1)
-		waiting := s.beginCell(id, "1") // waits, and has the same interpreter in mind
+		// Another cell has the same interpreter in mind, whether it waits or comes too late.
+		code, _, waited := s.do(s.request("POST", "/contexts/"+id+"/execute", strings.NewReader(`{"code":"1"}`)))
 		end := run.until("end")
 		if last := end[len(end)-1]; last.Status != "lost" || !strings.Contains(last.Message, c.reason) {
 			t.Errorf("%s: %s: %+v", c.language, c.code, last)
 		}
-		if got := waiting.until("end"); got[len(got)-1].Status != "lost" {
-			t.Errorf("a waiting cell: %s", shown(got))
+		if code != http.StatusGone && !strings.Contains(waited, `"status":"lost"`) {
+			t.Errorf("a waiting cell: %d %s", code, waited)
 		}
 		var refused struct{ Error, Message string }
 		if code := s.callJSON("POST", "/contexts/"+id+"/execute", map[string]string{"code": "1"}, &refused); code != 410 ||
@@ -520,6 +521,30 @@ func TestContextLimits(t *testing.T) {
 	}
 	if code := s.callJSON("GET", "/contexts/"+id+"/runs/7", nil, nil); code != 404 {
 		t.Errorf("status %d", code)
+	}
+}
+
+// TestLargeCells has many large cells wait.
+func TestLargeCells(t *testing.T) {
+	s := newContexts(t, nil)
+	id := s.newContext("python")
+	s.beginCell(id, "import time; time.sleep(1000)").until("start")
+	large := "'" + strings.Repeat("x", 1<<20) + "'"
+	refused := 0
+	for range 20 {
+		body, err := json.Marshal(map[string]string{"code": large})
+		check(t, err)
+		ctx, cancel := s.context()
+		response, err := s.http.Do(s.request("POST", "/contexts/"+id+"/execute", bytes.NewReader(body)).WithContext(ctx))
+		check(t, err)
+		if response.StatusCode == http.StatusTooManyRequests {
+			refused++
+		}
+		_ = response.Body.Close()
+		cancel()
+	}
+	if kib := s.memory(); refused < 8 || kib > 48<<10 {
+		t.Errorf("%d were refused, and the guest has %d KiB of memory", refused, kib)
 	}
 }
 

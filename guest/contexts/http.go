@@ -216,7 +216,7 @@ func (r *run) stream(ctx context.Context, w http.ResponseWriter, after int64) er
 	w.Header().Set("Cache-Control", "no-store")
 	w.WriteHeader(http.StatusOK)
 	flush := http.NewResponseController(w).Flush
-	for written := false; ; {
+	for written := true; ; { // the client learns at once that its cell waits
 		line, ended, changed := reader.line()
 		switch {
 		case line != nil:

@@ -87,7 +87,8 @@ type run struct {
 	context     *Context
 	interpreter *interpreter // the one whose state the client knows
 	number      int64
-	asked       *Execution
+	asked       *Execution // nil when it has ended
+	call        string     // of asked
 	events      *events
 
 	// stop is closed, with the status of the run, when it must end.
@@ -112,7 +113,7 @@ func (c *Context) startRun(asked *Execution) (*run, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, r := range c.runs {
-		if asked.Call != "" && r.asked.Call == asked.Call {
+		if asked.Call != "" && r.call == asked.Call {
 			return r, nil
 		}
 	}
@@ -127,11 +128,21 @@ func (c *Context) startRun(asked *Execution) (*run, error) {
 			fmt.Sprintf("%d runs of this context wait, the most that can", maxQueue),
 		}
 	}
+	size := len(asked.Code)
+	for name, value := range asked.Env {
+		size += len(name) + len(value)
+	}
+	if !c.all.memory.reserve(size) {
+		return nil, &Error{
+			http.StatusTooManyRequests, "limit",
+			"the cells that wait in this sandbox take too much memory; send this one later",
+		}
+	}
 	c.lastRun++
 	c.queued++
 	r := &run{
-		context: c, interpreter: c.interpreter, number: c.lastRun, asked: asked, events: c.all.memory.newEvents(),
-		stop: make(chan struct{}), ended: make(chan struct{}),
+		context: c, interpreter: c.interpreter, number: c.lastRun, asked: asked, call: asked.Call,
+		events: c.all.memory.newEvents(), stop: make(chan struct{}), ended: make(chan struct{}),
 	}
 	c.runs = append(c.runs, r)
 	if len(c.runs) > maxKept && c.runs[0].over() {
@@ -140,7 +151,12 @@ func (c *Context) startRun(asked *Execution) (*run, error) {
 	}
 	previous := c.turn
 	c.turn = make(chan struct{})
-	go r.drive(previous, c.turn)
+	go func(done chan<- struct{}) {
+		defer close(done)
+		r.drive(previous)
+		r.asked = nil
+		c.all.memory.release(size)
+	}(c.turn)
 	return r, nil
 }
 
@@ -179,9 +195,8 @@ func (c *Context) Interrupt() bool {
 	return false
 }
 
-// drive waits for its turn, runs the cell, and closes done.
-func (r *run) drive(turn <-chan struct{}, done chan<- struct{}) {
-	defer close(done)
+// drive waits for its turn and runs the cell.
+func (r *run) drive(turn <-chan struct{}) {
 	c := r.context
 	if turn != nil {
 		<-turn
@@ -221,9 +236,10 @@ func (c *Context) setState(state string) {
 // why it was lost.
 func (r *run) wait() (status, message string) {
 	c, i := r.context, r.interpreter
+	request := c.language.Encode(&cell.Request{Run: r.number, Code: r.asked.Code, Env: r.asked.Env})
 	go func() {
 		// An interpreter that does not read is one that does not end the run either.
-		_, _ = i.input.Write(c.language.Encode(&cell.Request{Run: r.number, Code: r.asked.Code, Env: r.asked.Env}))
+		_, _ = i.input.Write(request)
 	}()
 	var timeout, disobeyed, again <-chan time.Time
 	if r.asked.Timeout > 0 {
