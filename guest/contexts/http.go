@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/bullpen-run/bullpen/guest/answer"
 	"github.com/bullpen-run/bullpen/guest/cell"
@@ -19,6 +20,8 @@ const (
 	maxBody = 4 << 20
 	// maxCall is the length of the name of a call, in bytes.
 	maxCall = 128
+	// flushDelay is how long events wait for others, to be sent together. Most cells end sooner.
+	flushDelay = 2 * time.Millisecond
 	// maxTimeout is the longest run time of a cell, in seconds.
 	maxTimeout = 7 * 24 * 3600
 )
@@ -216,26 +219,31 @@ func (r *run) stream(ctx context.Context, w http.ResponseWriter, after int64) er
 	w.Header().Set("Cache-Control", "no-store")
 	w.WriteHeader(http.StatusOK)
 	flush := http.NewResponseController(w).Flush
-	for written := true; ; { // the client learns at once that its cell waits
+	timer := time.NewTimer(flushDelay) // a client learns soon that its cell waits
+	defer timer.Stop()
+	due := timer.C // nil when all is sent
+	for {
 		line, ended, changed := reader.line()
 		switch {
 		case line != nil:
 			if _, err := w.Write(line); err != nil {
 				return err
 			}
-			written = true
+			if due == nil {
+				timer.Reset(flushDelay)
+				due = timer.C
+			}
 			continue
 		case ended:
 			return flush()
 		}
-		if written {
+		select {
+		case <-changed:
+		case <-due:
 			if err := flush(); err != nil {
 				return err
 			}
-			written = false
-		}
-		select {
-		case <-changed:
+			due = nil
 		case <-ctx.Done():
 			return ctx.Err()
 		}

@@ -111,8 +111,16 @@ func (c *Child) Interrupt() {
 	}
 }
 
-// Kill kills a child and what descends from it.
+// Kill kills a child and what descends from it. Close does that, too.
 func (t *Table) Kill(ctx context.Context, c *Child) {
+	t.mu.Lock()
+	if t.stopping {
+		t.mu.Unlock()
+		return
+	}
+	t.kills.Add(1)
+	t.mu.Unlock()
+	defer t.kills.Done()
 	ctx, cancel := context.WithTimeout(ctx, killTimeout)
 	defer cancel()
 	g := c.group

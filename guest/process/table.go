@@ -52,6 +52,7 @@ type Table struct {
 	stopping bool
 	running  []*running
 	children []*Child
+	kills    sync.WaitGroup // of children
 	ended    []*ended // in the order of their end
 	configs  int      // bytes, see maxConfigs
 	streams  int
@@ -118,6 +119,7 @@ func (t *Table) Close(grace time.Duration) {
 	// What cannot be killed remains for the init of the sandbox.
 	_, _ = all.kill(hard, t.view())
 	t.awaitEnds(hard)
+	t.kills.Wait()
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, e := range t.ended {
