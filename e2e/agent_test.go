@@ -200,7 +200,7 @@ func testAgentAnthropic(t *testing.T, p *programs) {
 		if r := call("Command cat made.txt"); r.Content.Stdout != "two" {
 			t.Errorf("%+v", r)
 		}
-		r := call("Cell type('P', (), {'_repr_png_': lambda self: b'\\x89PNG'})()")
+		r = call("Cell type('P', (), {'_repr_png_': lambda self: b'\\x89PNG'})()")
 		if len(r.Content.Content) != 1 {
 			t.Fatalf("%+v", r)
 		}
