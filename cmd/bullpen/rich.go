@@ -179,8 +179,11 @@ func graphicsOf(env func(string) string) graphics {
 
 // show writes a picture to a terminal. Pictures that cannot be decoded, such as SVG, are not shown.
 func (g graphics) show(w io.Writer, content []byte) error {
-	config, _, unknown := image.DecodeConfig(bytes.NewReader(content))
-	if g == "" || unknown != nil || config.Width <= 0 || config.Height <= 0 || config.Width > maxShownPixels/config.Height {
+	config, _, err := image.DecodeConfig(bytes.NewReader(content))
+	if err != nil {
+		return nil //nolint:nilerr // the file is saved as it is
+	}
+	if g == "" || config.Width <= 0 || config.Height <= 0 || config.Width > maxShownPixels/config.Height {
 		return nil
 	}
 	picture, _, err := image.Decode(bytes.NewReader(content))

@@ -62,7 +62,8 @@ func TestNodeCells(t *testing.T) {
 			"fs.readFileSync === read && path.sep", "result '/'"},
 		{"read === fs.readFileSync && (await import('fs')).readFileSync === read", "result true"},
 		{
-			"fs.writeFileSync('m.mjs', 'export default 3; export const named = 4'); fs.writeFileSync('c.cjs', 'module.exports = 5')",
+			"fs.writeFileSync('m.mjs', 'export default 3; export const named = 4')\n" +
+				"fs.writeFileSync('c.cjs', 'module.exports = 5')",
 			"",
 		},
 		{"import three, { named } from './m.mjs'\nthree + named + require('./c.cjs')", "result 12"},

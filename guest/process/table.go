@@ -53,8 +53,8 @@ type Table struct {
 	running  []*running
 	children []*Child
 	kills    sync.WaitGroup // of children
-	ended    []*ended // in the order of their end
-	configs  int      // bytes, see maxConfigs
+	ended    []*ended       // in the order of their end
+	configs  int            // bytes, see maxConfigs
 	streams  int
 	inputs   int
 }
