@@ -67,8 +67,8 @@ func TestTerminate(t *testing.T) {
 			},
 			{
 				"end as usual", "python",
-				python + "signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up'); time.sleep(.1); print('end')", patience,
-				exits(0), "up\nend",
+				python + "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM}); print('up')\n" +
+					"signal.sigwait({signal.SIGTERM}); print('end')", patience, exits(0), "up\nend",
 			},
 			{
 				"process group", "bash",
