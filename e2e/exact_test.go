@@ -164,6 +164,10 @@ func testExactOutput(t *testing.T, a *api) {
 	t.Run("running", func(t *testing.T) {
 		id := a.submit(bash("echo up; sleep 60"))
 		a.get(execution(id, "output", "stdout")).rejection(t, http.StatusConflict, "conflict")
+		eventually(t, "the program has printed", func() (bool, any) {
+			r := a.get(execution(id, "output") + "?follow=false")
+			return strings.Contains(string(r.body), `up\n`), r
+		})
 		a.cancelled(id)
 		if r := a.get(execution(id, "output", "stdout")); string(r.body) != "up\n" {
 			t.Errorf("after the cancel: %s", r)

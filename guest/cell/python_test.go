@@ -870,7 +870,7 @@ func TestPythonRich(t *testing.T) {
 	t.Parallel()
 	p, _ := startForkParent(t, python(t, "IPython, matplotlib, pandas, PIL"), "pandas,matplotlib.pyplot")
 	began := time.Now()
-	r := p.fork(map[string]string{"HOME": "/dev/null/home", "PATH": os.Getenv("PATH")})
+	r := p.fork(map[string]string{"HOME": t.TempDir(), "PATH": os.Getenv("PATH")})
 	r.run("1")
 	t.Logf("fork to first result: %v", time.Since(began))
 	began = time.Now()
