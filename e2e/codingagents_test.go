@@ -242,43 +242,38 @@ func testCodingAgents(t *testing.T, p *programs) {
 	})
 }
 
-// testCodingAgentsACP is testCodingAgents with the npm client of the Sandbox Agent API 0.4.
+// testCodingAgentsACP is testCodingAgents for Claude Code with the npm client of the Sandbox Agent API 0.4.
 func testCodingAgentsACP(t *testing.T, p *programs) {
 	sys := newCodingAgents(t, p, "--sandboxes", "8")
 	ctx, cancel := context.WithTimeout(t.Context(), clientsTime)
 	defer cancel()
-	dir := installACPClient(ctx, t)
-	for _, agent := range codingAgents() {
-		t.Run(agent, func(t *testing.T) {
-			client := exec.CommandContext(ctx, "node", "agents.mjs")
-			client.Dir = dir
-			client.Env = append(os.Environ(), "ACP_URL="+sys.base+"/sandbox-agent", "BULLPEN_API_KEY="+sys.key, "AGENT="+agent)
-			var failed strings.Builder
-			client.Stderr = &failed
-			in, err := client.StdinPipe()
-			if err != nil {
-				t.Fatal(err)
-			}
-			out, err := client.StdoutPipe()
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := client.Start(); err != nil {
-				t.Fatal(err)
-			}
-			lines := bufio.NewScanner(out)
-			if lines.Scan() && lines.Text() == "lose the worker" {
-				sys.worker.kill()
-				sys.startWorker(t)
-				sys.awaitAgents(t)
-				_, _ = fmt.Fprintln(in) // if the client has ended, its error says why
-				lines.Scan()
-			}
-			last := lines.Text()
-			if err := client.Wait(); err != nil || last != "done" {
-				t.Errorf("%v after %q\n%s", err, last, failed.String())
-			}
-		})
+	client := exec.CommandContext(ctx, "node", "agents.mjs")
+	client.Dir = installACPClient(ctx, t)
+	client.Env = append(os.Environ(), "ACP_URL="+sys.base+"/sandbox-agent", "BULLPEN_API_KEY="+sys.key, "AGENT=claude")
+	var failed strings.Builder
+	client.Stderr = &failed
+	in, err := client.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := client.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := client.Start(); err != nil {
+		t.Fatal(err)
+	}
+	lines := bufio.NewScanner(out)
+	if lines.Scan() && lines.Text() == "lose the worker" {
+		sys.worker.kill()
+		sys.startWorker(t)
+		sys.awaitAgents(t)
+		_, _ = fmt.Fprintln(in) // if the client has ended, its error says why
+		lines.Scan()
+	}
+	last := lines.Text()
+	if err := client.Wait(); err != nil || last != "done" {
+		t.Errorf("%v after %q\n%s", err, last, failed.String())
 	}
 	checkNoAgents(t)
 }
