@@ -1,7 +1,6 @@
 package worker
 
 import (
-	"encoding/json"
 	"io"
 
 	"github.com/bullpen-run/bullpen/guest/cell"
@@ -44,6 +43,7 @@ func richOutputs(nonce string, stdout, stderr io.Writer, d *displays) (out, err 
 func (d *displays) frame(f cell.Frame) {
 	switch f.Type {
 	case cell.TypeDisplay:
+		f.Display.Mask(d.masks)
 		d.add(proto.Display(*f.Display))
 	case cell.TypeEnd:
 		d.truncated = d.truncated || f.End.Dropped > 0
@@ -62,7 +62,6 @@ func (d *displays) add(shown proto.Display) {
 	if string(shown.Metadata) == "{}" {
 		shown.Metadata = nil
 	}
-	d.mask(&shown)
 	if !shown.Cut(d.events.KeepDisplay) {
 		d.truncated = true
 		return
@@ -70,19 +69,4 @@ func (d *displays) add(shown proto.Display) {
 	d.truncated = d.truncated || len(shown.Truncated) > 0
 	d.kept = append(d.kept, shown)
 	d.events.Display(len(d.kept)-1, &shown)
-}
-
-// mask replaces secrets in the texts of a display. They remain in its pictures.
-func (d *displays) mask(shown *proto.Display) {
-	data := make(map[string]json.RawMessage, len(shown.Data))
-	for kind, value := range shown.Data {
-		data[d.masks.String(kind)] = d.masks.JSON(value)
-	}
-	shown.Data = data
-	for _, value := range []*json.RawMessage{&shown.Metadata, &shown.Chart, &shown.Columns} {
-		*value = d.masks.JSON(*value)
-	}
-	for i, name := range shown.Truncated {
-		shown.Truncated[i] = d.masks.String(name)
-	}
 }

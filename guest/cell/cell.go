@@ -7,6 +7,8 @@ import (
 	"slices"
 
 	_ "embed"
+
+	"github.com/bullpen-run/bullpen/guest/mask"
 )
 
 // NonceEnv is the environment variable with the nonce of a runner's frames. The runner removes it.
@@ -160,6 +162,21 @@ type Display struct {
 	// Truncated contains what is missing or incomplete because it was too large: MIME types, chart,
 	// columns, or display for everything.
 	Truncated []string `json:"truncated,omitempty"`
+}
+
+// Mask replaces secrets in the texts of a display. They remain in its pictures.
+func (d *Display) Mask(masks *mask.Masks) {
+	data := make(map[string]json.RawMessage, len(d.Data))
+	for kind, value := range d.Data {
+		data[masks.String(kind)] = masks.JSON(value)
+	}
+	d.Data = data
+	for _, value := range []*json.RawMessage{&d.Metadata, &d.Chart, &d.Columns} {
+		*value = masks.JSON(*value)
+	}
+	for i, name := range d.Truncated {
+		d.Truncated[i] = masks.String(name)
+	}
 }
 
 // Failure is why a cell failed.

@@ -6,7 +6,6 @@ import (
 	"encoding/base32"
 	"errors"
 	"fmt"
-	"maps"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -547,11 +546,4 @@ func (p *pipes) closeParent() {
 			_ = f.Close()
 		}
 	}
-}
-
-// environment returns the environment of a forked context.
-func (a *Contexts) environment() map[string]string {
-	env := a.Table.Environment(a.User)
-	maps.DeleteFunc(env, func(name, _ string) bool { return name == cell.NonceEnv })
-	return env
 }

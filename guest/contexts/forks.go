@@ -50,7 +50,7 @@ func (f *forks) fork(
 	if err != nil {
 		return nil, err
 	}
-	env := a.environment()
+	env := a.Table.Environment(a.User)
 	message, err := json.Marshal(cell.Fork{Nonce: nonce, Dir: dir, Env: env})
 	if err != nil {
 		return nil, err

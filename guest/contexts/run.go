@@ -2,7 +2,6 @@ package contexts
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"net/http"
 	"os"
@@ -10,7 +9,6 @@ import (
 	"strings"
 	"sync"
 	"time"
-	"unicode/utf8"
 
 	"github.com/bullpen-run/bullpen/guest/cell"
 	"github.com/bullpen-run/bullpen/guest/mask"
@@ -315,7 +313,7 @@ func (r *run) text(fromStderr bool, piece []byte) {
 		n = 1
 	}
 	piece = append(r.held[n], piece...)
-	cut := wholeCharacters(piece)
+	cut := process.CutText(piece)
 	r.held[n] = slices.Clone(piece[cut:])
 	r.addText(fromStderr, piece[:cut])
 }
@@ -338,19 +336,6 @@ func (r *run) flush() {
 		r.addText(n == 1, held)
 		r.held[n] = nil
 	}
-}
-
-// wholeCharacters returns the length of b without an incomplete character at its end.
-func wholeCharacters(b []byte) int {
-	for i := len(b) - 1; i >= 0 && i > len(b)-utf8.UTFMax; i-- {
-		if utf8.RuneStart(b[i]) {
-			if !utf8.FullRune(b[i:]) {
-				return i
-			}
-			break
-		}
-	}
-	return len(b)
 }
 
 // begin makes a run the one that gets the interpreter's output. It returns false if the interpreter has ended.
@@ -474,7 +459,7 @@ func (r *run) frame(f *cell.Frame) {
 	masks := r.context.all.Masks
 	switch {
 	case f.Display != nil:
-		maskDisplay(f.Display, masks)
+		f.Display.Mask(masks)
 		r.events.add(false, func(seq int64) any { return displayEvent{base{f.Type, seq}, f.Display} })
 	case f.Failure != nil:
 		f.Failure.Name, f.Failure.Value = masks.String(f.Failure.Name), masks.String(f.Failure.Value)
@@ -485,17 +470,5 @@ func (r *run) frame(f *cell.Frame) {
 	case f.End != nil:
 		r.end = *f.End
 		close(r.ended)
-	}
-}
-
-// maskDisplay replaces secrets in the texts of a display. They remain in its pictures.
-func maskDisplay(d *cell.Display, masks *mask.Masks) {
-	data := make(map[string]json.RawMessage, len(d.Data))
-	for kind, value := range d.Data {
-		data[masks.String(kind)] = masks.JSON(value)
-	}
-	d.Data = data
-	for _, value := range []*json.RawMessage{&d.Metadata, &d.Chart, &d.Columns} {
-		*value = masks.JSON(*value)
 	}
 }

@@ -159,7 +159,7 @@ func (l *Log) start(pid int, user string, config *processpb.ProcessConfig) {
 // Start logs the start of a process with a command.
 func (l *Log) Start(pid int, user, command string) {
 	if len(command) > maxLogCommand {
-		command = command[:cutText([]byte(command[:maxLogCommand]))] + "…"
+		command = command[:CutText([]byte(command[:maxLogCommand]))] + "…"
 	}
 	l.add(&entry{Type: "start", PID: pid, User: user, Command: strings.ToValidUTF8(command, "\uFFFD")})
 }
@@ -197,7 +197,7 @@ func (l *Lines) Add(data []byte) {
 		if end := bytes.LastIndexByte(l.tail, '\n') + 1; end > 0 {
 			l.emit(end)
 		} else if len(l.tail) == maxLogText {
-			l.emit(cutText(l.tail))
+			l.emit(CutText(l.tail))
 		}
 	}
 }
@@ -215,8 +215,8 @@ func (l *Lines) emit(n int) {
 	l.tail = append(l.tail[:0], l.tail[n:]...)
 }
 
-// cutText returns the length of b without an incomplete character at its end.
-func cutText(b []byte) int {
+// CutText returns the length of b without an incomplete character at its end.
+func CutText(b []byte) int {
 	for i := len(b) - 1; i >= 0 && i > len(b)-utf8.UTFMax; i-- {
 		if utf8.RuneStart(b[i]) {
 			if !utf8.FullRune(b[i:]) {
