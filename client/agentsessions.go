@@ -283,7 +283,7 @@ func (s *agentStream) run(ctx context.Context, next call) {
 	}
 	for {
 		last, began := s.after, time.Now()
-		done, err := s.connect(ctx, next)
+		done, err := s.client.eachLine(ctx, next, s.handle)
 		_, refused := errors.AsType[*Error](err)
 		switch {
 		case done:
@@ -317,36 +317,17 @@ func (s *agentStream) run(ctx context.Context, next call) {
 	}
 }
 
-// connect reads events from one connection. It reports whether all events have arrived or the
-// caller has stopped. A broken connection is not an error.
-func (s *agentStream) connect(ctx context.Context, next call) (done bool, err error) {
-	l, err := s.client.lines(ctx, next)
-	if err != nil {
+// handle returns the event in line to the caller, unless it came before. It reports whether all
+// events have arrived or the caller has stopped.
+func (s *agentStream) handle(line []byte) (done bool, err error) {
+	data, ok := bytes.CutPrefix(line, []byte("data:"))
+	if !ok {
+		return false, nil // the end of an event, its id, or a comment that keeps the connection alive
+	}
+	e, err := decodeAgentEvent(bytes.TrimSpace(data))
+	if err != nil || e.Sequence <= s.after {
 		return false, err
 	}
-	defer l.close()
-	for {
-		line, err := l.next()
-		switch {
-		case ctx.Err() != nil:
-			return false, context.Cause(ctx)
-		case err != nil:
-			return false, nil // the next connection continues
-		}
-		data, ok := bytes.CutPrefix(line, []byte("data:"))
-		if !ok {
-			continue // the end of an event, its id, or a comment that keeps the connection alive
-		}
-		e, err := decodeAgentEvent(bytes.TrimSpace(data))
-		if err != nil {
-			return false, err
-		}
-		if e.Sequence <= s.after {
-			continue
-		}
-		s.after, s.paused = e.Sequence, e.Type == "error" || e.Type == "agent.unparsed"
-		if !s.yield(e, nil) || s.ends(e) {
-			return true, nil
-		}
-	}
+	s.after, s.paused = e.Sequence, e.Type == "error" || e.Type == "agent.unparsed"
+	return !s.yield(e, nil) || s.ends(e), nil
 }

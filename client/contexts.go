@@ -114,7 +114,7 @@ func (s *cellStream) run(ctx context.Context, next call) {
 	retry := s.client.newRetry()
 	for {
 		last, began := s.after, time.Now()
-		done, err := s.connect(ctx, next)
+		done, err := s.client.eachLine(ctx, next, s.handle)
 		if done {
 			return
 		}
@@ -138,37 +138,17 @@ func (s *cellStream) run(ctx context.Context, next call) {
 	}
 }
 
-// connect reads events from one connection. It reports whether all events have arrived or the caller
-// has stopped. A broken connection is not an error.
-func (s *cellStream) connect(ctx context.Context, next call) (done bool, err error) {
-	l, err := s.client.lines(ctx, next)
-	if err != nil {
+// handle returns the event in line to the caller, unless it came before. It reports whether it is the last.
+func (s *cellStream) handle(line []byte) (done bool, err error) {
+	e, err := decodeCellEvent(line)
+	if err != nil || e.Seq <= s.after { // a keepalive has the number of the last event
 		return false, err
 	}
-	defer l.close()
-	for {
-		line, err := l.next()
-		switch {
-		case ctx.Err() != nil:
-			return false, context.Cause(ctx)
-		case err != nil:
-			return false, nil // the next connection continues
-		}
-		e, err := decodeCellEvent(line)
-		if err != nil {
-			return false, err
-		}
-		if e.Seq <= s.after {
-			continue // a keepalive
-		}
-		s.after = e.Seq
-		if e.Type == "start" {
-			s.number = e.Run
-		}
-		if !s.yield(e, nil) || e.Type == "end" {
-			return true, nil
-		}
+	s.after = e.Seq
+	if e.Type == "start" {
+		s.number = e.Run
 	}
+	return !s.yield(e, nil) || e.Type == "end", nil
 }
 
 // decodeCellEvent decodes the line of an event.

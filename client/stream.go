@@ -232,6 +232,30 @@ func (l *lines) close() {
 	_ = l.body.Close() // the rest is not needed
 }
 
+// eachLine calls handle with each line of one answer until handle is done or returns an error. It
+// reports whether handle is done. A broken connection is not an error.
+func (c *Client) eachLine(
+	ctx context.Context, call call, handle func(line []byte) (done bool, err error),
+) (done bool, err error) {
+	l, err := c.lines(ctx, call)
+	if err != nil {
+		return false, err
+	}
+	defer l.close()
+	for {
+		line, err := l.next()
+		switch {
+		case ctx.Err() != nil:
+			return false, context.Cause(ctx)
+		case err != nil:
+			return false, nil // the next connection continues
+		}
+		if done, err := handle(line); done || err != nil {
+			return done, err
+		}
+	}
+}
+
 // retry waits between connections that carry one stream.
 type retry struct {
 	client *Client

@@ -3,6 +3,7 @@ package e2e
 import (
 	"bufio"
 	"context"
+	"io"
 	"net/http/httptest"
 	"net/http/httputil"
 	"net/url"
@@ -29,6 +30,34 @@ func installACPClient(ctx context.Context, t *testing.T) string {
 		t.Fatalf("npm install: %v\n%s", err, out)
 	}
 	return dir
+}
+
+// acpClient is a program with the npm client.
+type acpClient struct {
+	*exec.Cmd
+	in     io.Writer
+	lines  *bufio.Scanner // of its output
+	failed strings.Builder
+}
+
+// startACPClient starts a program in the directory of installACPClient, with variables.
+func startACPClient(ctx context.Context, t *testing.T, dir, program string, env ...string) *acpClient {
+	t.Helper()
+	c := &acpClient{Cmd: exec.CommandContext(ctx, "node", program)}
+	c.Dir, c.Env, c.Stderr = dir, append(os.Environ(), env...), &c.failed
+	in, err := c.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := c.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	c.in, c.lines = in, bufio.NewScanner(out)
+	return c
 }
 
 // testACPClientStarts has the npm client start sandbox-agent, use it and stop it.
@@ -73,22 +102,8 @@ func testACPClient(t *testing.T, p *programs) {
 	})
 	defer balancer.Close()
 
-	client := exec.CommandContext(ctx, "node", "client.mjs")
-	client.Dir = dir
-	client.Env = append(os.Environ(), "ACP_URL="+balancer.URL+"/sandbox-agent", "BULLPEN_API_KEY="+sys.key)
-	var failed strings.Builder
-	client.Stderr = &failed
-	in, err := client.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	out, err := client.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := client.Start(); err != nil {
-		t.Fatal(err)
-	}
+	client := startACPClient(ctx, t, dir, "client.mjs", "ACP_URL="+balancer.URL+"/sandbox-agent",
+		"BULLPEN_API_KEY="+sys.key)
 	// replace starts another gateway, which gets further requests, and stops the one before it.
 	replace := func(name string, stop func(*process)) {
 		old := gateway
@@ -97,13 +112,13 @@ func testACPClient(t *testing.T, p *programs) {
 		}, sys.args...)...)
 		route()
 		stop(old)
-		if _, err := in.Write([]byte("go on\n")); err != nil {
+		if _, err := client.in.Write([]byte("go on\n")); err != nil {
 			t.Error(err)
 		}
 	}
 	last := ""
-	for lines := bufio.NewScanner(out); lines.Scan(); {
-		switch last = lines.Text(); last {
+	for client.lines.Scan() {
+		switch last = client.lines.Text(); last {
 		case "asked":
 			replace("second front", func(old *process) {
 				old.signal(syscall.SIGTERM)
@@ -118,9 +133,9 @@ func testACPClient(t *testing.T, p *programs) {
 		}
 	}
 	if err := client.Wait(); err != nil || last != "done" {
-		t.Fatalf("client.mjs: %v after %q\n%s\n%s", err, last, failed.String(), gateway.tail())
+		t.Fatalf("client.mjs: %v after %q\n%s\n%s", err, last, client.failed.String(), gateway.tail())
 	}
-	if text := failed.String(); strings.Contains(text, "ACP write error") {
+	if text := client.failed.String(); strings.Contains(text, "ACP write error") {
 		t.Errorf("requests failed:\n%s", text)
 	}
 }

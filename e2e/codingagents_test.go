@@ -247,33 +247,18 @@ func testCodingAgentsACP(t *testing.T, p *programs) {
 	sys := newCodingAgents(t, p, "--sandboxes", "8")
 	ctx, cancel := context.WithTimeout(t.Context(), clientsTime)
 	defer cancel()
-	client := exec.CommandContext(ctx, "node", "agents.mjs")
-	client.Dir = installACPClient(ctx, t)
-	client.Env = append(os.Environ(), "ACP_URL="+sys.base+"/sandbox-agent", "BULLPEN_API_KEY="+sys.key, "AGENT=claude")
-	var failed strings.Builder
-	client.Stderr = &failed
-	in, err := client.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	out, err := client.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := client.Start(); err != nil {
-		t.Fatal(err)
-	}
-	lines := bufio.NewScanner(out)
-	if lines.Scan() && lines.Text() == "lose the worker" {
+	client := startACPClient(ctx, t, installACPClient(ctx, t), "agents.mjs", "ACP_URL="+sys.base+"/sandbox-agent",
+		"BULLPEN_API_KEY="+sys.key, "AGENT=claude")
+	if client.lines.Scan() && client.lines.Text() == "lose the worker" {
 		sys.worker.kill()
 		sys.startWorker(t)
 		sys.awaitAgents(t)
-		_, _ = fmt.Fprintln(in) // if the client has ended, its error says why
-		lines.Scan()
+		_, _ = fmt.Fprintln(client.in) // if the client has ended, its error says why
+		client.lines.Scan()
 	}
-	last := lines.Text()
+	last := client.lines.Text()
 	if err := client.Wait(); err != nil || last != "done" {
-		t.Errorf("%v after %q\n%s", err, last, failed.String())
+		t.Errorf("%v after %q\n%s", err, last, client.failed.String())
 	}
 	checkNoAgents(t)
 }
