@@ -107,16 +107,21 @@ func (e *events) forget() {
 
 // dropTo drops the oldest events until n bytes are left at most.
 func (e *events) dropTo(n int) {
-	for e.bytes > n && len(e.list) > 0 {
-		oldest := &e.list[0]
-		e.bytes -= oldest.cost()
-		e.memory.used -= oldest.cost()
-		if oldest.mapped {
-			_ = unix.Munmap(oldest.line)
-		}
-		e.list = e.list[1:]
-		e.first++
+	for e.bytes > n {
+		e.dropOldest()
 	}
+}
+
+// dropOldest drops the oldest event.
+func (e *events) dropOldest() {
+	oldest := &e.list[0]
+	e.bytes -= oldest.cost()
+	e.memory.used -= oldest.cost()
+	if oldest.mapped {
+		_ = unix.Munmap(oldest.line)
+	}
+	e.list = e.list[1:]
+	e.first++
 }
 
 // add appends an event. While there is no room, it waits for readers that are behind, but not for
@@ -152,8 +157,9 @@ func (e *events) makeRoom(n int) {
 		if over <= 0 || e.bytes == 0 {
 			return
 		}
+		// A reader may wait at the event after the oldest, so that only one is dropped at a time.
 		if !e.awaitReaders() {
-			e.dropTo(max(e.bytes-over, 0))
+			e.dropOldest()
 		}
 	}
 }
