@@ -242,25 +242,29 @@ func testCodingAgents(t *testing.T, p *programs) {
 	})
 }
 
-// testCodingAgentsACP is testCodingAgents for Claude Code with the npm client of the Sandbox Agent API 0.4.
+// testCodingAgentsACP is testCodingAgents with the npm client of the Sandbox Agent API 0.4.
 func testCodingAgentsACP(t *testing.T, p *programs) {
 	sys := newCodingAgents(t, p, "--sandboxes", "8")
-	ctx, cancel := context.WithTimeout(t.Context(), clientsTime)
-	defer cancel()
-	client := startACPClient(ctx, t, installACPClient(ctx, t), "agents.mjs", "ACP_URL="+sys.base+"/sandbox-agent",
-		"BULLPEN_API_KEY="+sys.key, "AGENT=claude")
-	if client.lines.Scan() && client.lines.Text() == "lose the worker" {
-		sys.worker.kill()
-		sys.startWorker(t)
-		sys.awaitAgents(t)
-		_, _ = fmt.Fprintln(client.in) // if the client has ended, its error says why
-		client.lines.Scan()
+	npm := installACPClient(t.Context(), t)
+	restart := func() { sys.worker.kill(); sys.startWorker(t); sys.awaitAgents(t) }
+	for _, agent := range codingAgents() {
+		t.Run(agent, func(t *testing.T) {
+			ctx, cancel := context.WithTimeout(t.Context(), clientsTime)
+			defer cancel()
+			client := startACPClient(ctx, t, npm, "agents.mjs", "ACP_URL="+sys.base+"/sandbox-agent",
+				"BULLPEN_API_KEY="+sys.key, "AGENT="+agent)
+			if client.lines.Scan() && client.lines.Text() == "lose the worker" {
+				restart()
+				_, _ = fmt.Fprintln(client.in) // if the client has ended, its error says why
+				client.lines.Scan()
+			}
+			last := client.lines.Text()
+			if err := client.Wait(); err != nil || last != "done" {
+				t.Errorf("%v after %q\n%s", err, last, client.failed.String())
+			}
+			checkNoAgents(t)
+		})
 	}
-	last := client.lines.Text()
-	if err := client.Wait(); err != nil || last != "done" {
-		t.Errorf("%v after %q\n%s", err, last, client.failed.String())
-	}
-	checkNoAgents(t)
 }
 
 // changed reports whether an event says that a file was changed, with a part of the diff.

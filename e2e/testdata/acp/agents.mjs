@@ -45,6 +45,12 @@ reply = 'once'
 assert.equal((await session.prompt(run('echo found: $(cat made.txt) $(ls)'))).stopReason, 'end_turn')
 await until(() => said.includes('I see: needle-4711'))
 assert.ok(!said.includes('refused.txt'), said)
+// The client only forgets a session that it destroys. Deleting it ends its agent.
 await sdk.destroySession(session.id)
+const sessions = `${process.env.ACP_URL}/v1/sessions`
+const headers = { authorization: `Bearer ${process.env.BULLPEN_API_KEY}` }
+for (const { sessionId } of (await (await fetch(sessions, { headers })).json()).sessions) {
+  assert.equal((await fetch(`${sessions}/${sessionId}`, { method: 'DELETE', headers })).status, 204)
+}
 console.log('done')
 process.exit(0)
