@@ -388,7 +388,12 @@ func TestLoginWithoutProvider(t *testing.T) {
 	h := newHarness(t)
 	h.browser().do("GET", "/login", "").want(404, "not_found", "--oidc-issuer")
 	h.browser().do("GET", "/login/callback?state=a&code=b", "").want(404, "not_found", "--oidc-issuer")
-	page := h.browser().do("GET", "/login", "", "Accept", "text/html,application/xhtml+xml,*/*;q=0.8")
+	const accept = "text/html,application/xhtml+xml,*/*;q=0.8"
+	to := h.browser().do("GET", "/login?return=/docs", "", "Accept", accept).want(302, "").header.Get("Location")
+	if !strings.HasSuffix(to, "/console/") {
+		t.Errorf("a browser is sent to %q and not to the console, which asks for an API key", to)
+	}
+	page := h.browser().do("GET", "/login/callback?state=a&code=b", "", "Accept", accept)
 	if page.status != 404 || page.header.Get("Content-Type") != "text/html; charset=utf-8" ||
 		!strings.Contains(string(page.body), "--oidc-issuer") {
 		t.Errorf("a browser is shown %d %v: %s", page.status, page.header, page.body)

@@ -90,7 +90,15 @@ func (s *Routes) get(w http.ResponseWriter, _ *web.Request) error {
 func (s *Routes) start(w http.ResponseWriter, r *web.Request) error {
 	showErrors(r)
 	if s.Provider == nil {
-		return errNoLogin
+		if !isBrowser(r.Request) {
+			return errNoLogin
+		}
+		base, err := s.BaseURL(r.Request)
+		if err != nil {
+			return err
+		}
+		redirect(w, base+defaultReturn) // it asks for an API key
+		return nil
 	}
 	query := r.URL.Query()
 	org, returnTo := query.Get("org"), query.Get("return")
@@ -257,9 +265,12 @@ var failure = template.Must(template.New("failure").Parse(`<!DOCTYPE html>
 </html>
 `))
 
+// isBrowser reports whether a client shows pages.
+func isBrowser(r *http.Request) bool { return strings.Contains(r.Header.Get("Accept"), "text/html") }
+
 // showErrors renders a request's errors as pages if the client is a browser that shows pages.
 func showErrors(r *web.Request) {
-	if !strings.Contains(r.Header.Get("Accept"), "text/html") {
+	if !isBrowser(r.Request) {
 		return
 	}
 	r.WriteError = func(w http.ResponseWriter, e *api.Error) {

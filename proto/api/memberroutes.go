@@ -32,16 +32,17 @@ func sessionRoutes() []Route {
 		{
 			Method: http.MethodGet, Path: "/login", ID: "login", Tag: tagSessions, Public: true,
 			Summary: "Sign in at the identity provider",
-			Doc: "For browsers. The provider sends the browser back to /login/callback, which starts a session. 404 if the " +
-				"server has no identity provider (--oidc-issuer).",
+			Doc: "For browsers. The provider sends the browser back to /login/callback, which starts a session. If the " +
+				"server has no identity provider (--oidc-issuer), a browser is sent to the console, which asks for an API " +
+				"key; other clients get 404.",
 			Params: []Param{
 				query("org", "The organisation to sign in to, for a member of several.", text()),
 				query("return", "The path on this server to go to after the login.",
 					object{"type": "string", "pattern": "^/", "default": "/console/"}),
 			},
 			Responses: []Response{{
-				Status: http.StatusFound, Doc: "To the provider.",
-				Headers: map[string]string{"Location": "An address of the provider.", "Set-Cookie": "The login that has begun."},
+				Status: http.StatusFound, Doc: "To the provider, or to the console.",
+				Headers: map[string]string{"Location": "An address of the provider, or of the console.", "Set-Cookie": "The login that has begun."},
 			}},
 			Errors: []int{http.StatusNotFound},
 		},

@@ -300,7 +300,7 @@ func serve(ctx context.Context, cfg *Config, front func(http.Handler) http.Handl
 	var work, web, base sync.WaitGroup
 	if cfg.ProfileListen != "" {
 		parts.start(webCtx, &web,
-			part{"profiles", func(ctx context.Context) error { return serveProfiles(ctx, cfg.ProfileListen, log) }})
+			part{"profiles", func(ctx context.Context) error { return cfg.serveProfiles(ctx, log) }})
 	}
 	if server != nil { // serves /healthz while the others wait for NATS
 		parts.start(webCtx, &web, part{"HTTP server", server.run})
@@ -323,6 +323,9 @@ func serve(ctx context.Context, cfg *Config, front func(http.Handler) http.Handl
 		}
 		if server != nil {
 			server.open(r.api, r.leave)
+		}
+		if cfg.MetricsListen != "" {
+			parts.start(webCtx, &web, part{"metrics", s.serveMetrics})
 		}
 		<-failed.Done()
 		log.Info("draining", "timeout", cfg.Drain)

@@ -31,19 +31,34 @@ func (c *Config) validateProfileListen() error {
 
 // serveProfiles serves profiles for go tool pprof until ctx is done, which also interrupts a
 // profile in progress.
-func serveProfiles(ctx context.Context, address string, log *slog.Logger) error {
-	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", address)
-	if err != nil {
-		return fmt.Errorf("listen: %w: choose another --profile-listen", err)
-	}
-	log.Info("serving profiles", "url", "http://"+listener.Addr().String()+"/debug/pprof/profile")
+func (c *Config) serveProfiles(ctx context.Context, log *slog.Logger) error {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /debug/pprof/profile", httppprof.Profile)
 	for _, name := range profiled {
 		mux.Handle("GET /debug/pprof/"+name, httppprof.Handler(name))
 	}
+	return serveApart(ctx, "profile-listen", c.ProfileListen, "/debug/pprof/profile", mux, log)
+}
+
+// serveMetrics serves the metrics at an address of their own until ctx is done.
+func (s *system) serveMetrics(ctx context.Context) error {
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", s.metrics.Handler())
+	return serveApart(ctx, "metrics-listen", s.cfg.MetricsListen, "/metrics", mux, s.log)
+}
+
+// serveApart serves requests at the address of a setting until ctx is done, which also interrupts
+// requests in progress. It logs the URL of a path.
+func serveApart(
+	ctx context.Context, setting, address, path string, handler http.Handler, log *slog.Logger,
+) error {
+	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", address)
+	if err != nil {
+		return fmt.Errorf("listen: %w: choose another --%s", err, setting)
+	}
+	log.Info("listening", "setting", setting, "url", "http://"+listener.Addr().String()+path)
 	server := &http.Server{
-		Handler: mux, ReadHeaderTimeout: headerTimeout, IdleTimeout: idleTimeout,
+		Handler: handler, ReadHeaderTimeout: headerTimeout, IdleTimeout: idleTimeout,
 		MaxHeaderBytes: maxHeaderBytes,
 	}
 	defer context.AfterFunc(ctx, func() { _ = server.Close() })()

@@ -8,6 +8,31 @@ import (
 	"time"
 )
 
+// Metrics that have an address of their own are not served at that of the API, with and without a gateway.
+func TestMetricsAddress(t *testing.T) {
+	for _, role := range []string{"gateway", "webhook"} {
+		t.Run(role, func(t *testing.T) {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			nats, web, metrics := freeAddress(t), freeAddress(t), freeAddress(t)
+			startNATS(t, nats, "")
+			running, stop := context.WithCancel(ctx)
+			ended := make(chan error, 1)
+			c := config(t, "--roles", role, "--secrets-plain", "--store", "file://"+t.TempDir(), "--nats",
+				"nats://"+nats.String(), "--listen", web.String(), "--metrics-listen", metrics.String())
+			go func() { ended <- Run(running, c) }()
+			waitFor(ctx, t, "http://"+metrics.String()+"/metrics", http.StatusOK, "bullpen_build_info")
+			waitFor(ctx, t, "http://"+metrics.String()+"/healthz", http.StatusNotFound, "")
+			waitFor(ctx, t, "http://"+web.String()+"/healthz", http.StatusOK, "ok")
+			waitFor(ctx, t, "http://"+web.String()+"/metrics", http.StatusNotFound, "")
+			stop()
+			if err := <-ended; err != nil {
+				t.Fatal(err)
+			}
+		})
+	}
+}
+
 // Profiles are not served at the address of the API.
 func TestProfiles(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -48,15 +73,18 @@ func TestProfileAddressIsLoopback(t *testing.T) {
 	}
 }
 
-func TestProfileAddressInUse(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	nats := freeAddress(t)
-	startNATS(t, nats, "")
-	c := config(t, "--roles", "gateway", "--secrets-plain", "--store", "file://"+t.TempDir(), "--nats",
-		"nats://"+nats.String(), "--listen", "127.0.0.1:0",
-		"--profile-listen", nats.String())
-	if err := Run(ctx, c); err == nil || !strings.Contains(err.Error(), "--profile-listen") {
-		t.Fatalf("Run returned %v", err)
+func TestAddressInUse(t *testing.T) {
+	for _, flag := range []string{"--profile-listen", "--metrics-listen"} {
+		t.Run(flag, func(t *testing.T) {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			nats := freeAddress(t)
+			startNATS(t, nats, "")
+			c := config(t, "--roles", "gateway", "--secrets-plain", "--store", "file://"+t.TempDir(), "--nats",
+				"nats://"+nats.String(), "--listen", "127.0.0.1:0", flag, nats.String())
+			if err := Run(ctx, c); err == nil || !strings.Contains(err.Error(), flag) {
+				t.Fatalf("Run returned %v", err)
+			}
+		})
 	}
 }

@@ -177,7 +177,7 @@ func (s *system) gateway(ctx context.Context) (*gateway.Server, []part, error) {
 		Parts:   versions,
 		Backups: &backup.Maker{Store: s.store, Version: Version()}, Changes: feed,
 		Home: s.cfg.Home, URLSecret: keys.Derived("URLs of files"),
-		Metrics:   s.metrics.Handler(),
+		Metrics:   s.sharedMetrics(),
 		QueueWait: s.cfg.QueueWait,
 		MaxVolume: s.cfg.MaxVolumeSize, Version: Version(), Unfit: s.health.reason, StoreReady: s.monitor.storeReady.Load,
 		Problems: s.problems,
@@ -227,6 +227,15 @@ func (s *system) gateway(ctx context.Context) (*gateway.Server, []part, error) {
 	}, nil
 }
 
+// sharedMetrics returns what serves the metrics at the address of the API, or nil if they have one
+// of their own.
+func (s *system) sharedMetrics() http.Handler {
+	if s.cfg.MetricsListen != "" {
+		return nil
+	}
+	return s.metrics.Handler()
+}
+
 // healthHandler serves health and metrics in a process without the gateway role.
 func (s *system) healthHandler() http.Handler {
 	mux := http.NewServeMux()
@@ -246,7 +255,9 @@ func (s *system) healthHandler() http.Handler {
 		}
 		_, _ = io.WriteString(w, "ready\n")
 	})
-	mux.Handle("GET /metrics", s.metrics.Handler())
+	if metrics := s.sharedMetrics(); metrics != nil {
+		mux.Handle("GET /metrics", metrics)
+	}
 	return mux
 }
 
