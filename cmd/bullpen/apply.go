@@ -24,7 +24,11 @@ API key; a new one is printed once. Organisation and slug identify a storage con
 changes; its secrets must exist.
 
 The file is checked as a whole before anything changes. Prints how each object differs. A change that the server
-refuses is reported at the end, and the others are made: the exit code is 1 then.`
+refuses is reported at the end, and the others are made: the exit code is 1 then.
+
+Example:
+
+  bullpen apply --file bullpen.yaml`
 }
 
 // maxManifestBytes bounds the size of a manifest.
@@ -111,7 +115,11 @@ type exportCommand struct {
 func (*exportCommand) Help() string {
 	return `Prints changed plans, organisations, sandbox profiles, storage connections and valid API keys as YAML for
 bullpen apply. It contains no secrets, neither API keys, which are stored as hashes only, nor values of secrets. The
-server's first key, the profile default and organisations that are being deleted are left out.`
+server's first key, the profile default and organisations that are being deleted are left out.
+
+Example:
+
+  bullpen export >bullpen.yaml`
 }
 
 func (c *exportCommand) Run(ctx context.Context, s streams) error {

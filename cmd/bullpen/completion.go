@@ -19,11 +19,17 @@ type completionCommand struct {
 }
 
 func (*completionCommand) Help() string {
-	return `Packages of bullpen install the scripts. Otherwise:
+	return `Packages of bullpen install the scripts. Otherwise call it in ~/.bashrc, in ~/.zshrc after compinit, or once for
+fish.
 
-  bash  source <(bullpen completion bash), in ~/.bashrc
-  zsh   source <(bullpen completion zsh), in ~/.zshrc after compinit
-  fish  bullpen completion fish >~/.config/fish/completions/bullpen.fish`
+The scripts complete commands, flags and values. With BULLPEN_API_KEY they ask the server for names and ids, at most
+the first 100.
+
+Examples:
+
+  source <(bullpen completion bash)
+  source <(bullpen completion zsh)
+  bullpen completion fish >~/.config/fish/completions/bullpen.fish`
 }
 
 func (c *completionCommand) Run(s streams) error {

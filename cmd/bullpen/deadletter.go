@@ -108,7 +108,11 @@ type deadLetterRequeueCommand struct {
 
 func (*deadLetterRequeueCommand) Help() string {
 	return `Prints the id of the new execution, which is the old one under the present limits of its API key. The old
-execution keeps its result. Repeating the command prints the same id and does not run the job twice.`
+execution keeps its result. Repeating the command prints the same id and does not run the job twice.
+
+Example:
+
+  bullpen deadletter requeue trc_NQnZRv1DhR0GTb1ZlnDc`
 }
 
 func (c *deadLetterRequeueCommand) Run(ctx context.Context, s streams) error {

@@ -25,7 +25,12 @@ follow the table.
 With --cluster, lists the processes that answer within 3 seconds, their missing requirements, and the sandboxes that
 their worker cannot run. Needs a global administrator's API key, or --nats and its settings if no gateway answers.
 Exits with 1 if a process has a problem or none answers. Processes that are starting or cut off from NATS do not
-answer.`
+answer.
+
+Examples:
+
+  bullpen doctor
+  bullpen doctor --cluster`
 }
 
 func (c *doctorCommand) Run(ctx context.Context, s streams) error {

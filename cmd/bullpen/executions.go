@@ -18,6 +18,12 @@ type getCommand struct {
 	traceArg `embed:""`
 }
 
+func (*getCommand) Help() string {
+	return `Example:
+
+  bullpen get trc_NQnZRv1DhR0GTb1ZlnDc --json`
+}
+
 func (c *getCommand) Run(ctx context.Context, s streams) error {
 	return request(s, &c.remote, func(cl *client.Client) (*api.Execution, error) {
 		return cl.Get(ctx, c.id())
@@ -227,6 +233,12 @@ func (c *waitCommand) Run(ctx context.Context, s streams) error {
 type cancelCommand struct {
 	remote   `embed:""`
 	traceArg `embed:""`
+}
+
+func (*cancelCommand) Help() string {
+	return `Example:
+
+  bullpen cancel trc_NQnZRv1DhR0GTb1ZlnDc`
 }
 
 func (c *cancelCommand) Run(ctx context.Context, s streams) error {

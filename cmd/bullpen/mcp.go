@@ -24,9 +24,9 @@ type mcpCommand struct {
 func (*mcpCommand) Help() string {
 	return `Speaks the Model Context Protocol on standard input and output, for clients that start their servers as
 programs, and passes every call on to the server's /mcp. It ends with its input. Messages for people go to standard
-error.
+error. The example is a client's settings.
 
-Example of a client's settings:
+Example:
 
   {"mcpServers": {"bullpen": {"command": "bullpen", "args": ["mcp"],
     "env": {"BULLPEN_URL": "https://bullpen.example.com", "BULLPEN_API_KEY": "sk-…"}}}}`

@@ -44,7 +44,11 @@ type orgCreateCommand struct {
 }
 
 func (*orgCreateCommand) Help() string {
-	return "Without --plan, the organisation has no limits of its own."
+	return `Without --plan, the organisation has no limits of its own.
+
+Example:
+
+  bullpen org create acme --title 'Acme Ltd' --plan small`
 }
 
 func (c *orgCreateCommand) Run(ctx context.Context, s streams) error {

@@ -70,6 +70,12 @@ type planCreateCommand struct {
 	Name      string `arg:"" help:"Name of the plan: a-z 0-9 _ -."`
 }
 
+func (*planCreateCommand) Help() string {
+	return `Example:
+
+  bullpen plan create small --concurrent 4 --max-queued 1000`
+}
+
 func (c *planCreateCommand) Run(ctx context.Context, s streams) error {
 	wanted := &proto.Plan{Name: c.Name, Weight: 1, Streaming: true, Async: true}
 	c.apply(wanted)

@@ -207,7 +207,13 @@ type profileCreateCommand struct {
 	Name         string `arg:"" optional:"" help:"Name of the profile: a-z 0-9 . _ -."`
 }
 
-func (*profileCreateCommand) Help() string { return profileHelp }
+func (*profileCreateCommand) Help() string {
+	return profileHelp + `
+
+Example:
+
+  bullpen profile create data --image python-data --memory 1GiB --network allowlist --allow pypi.org:443`
+}
 
 func (c *profileCreateCommand) Run(ctx context.Context, s streams) error {
 	profile, err := c.profile(s.in, c.Name)

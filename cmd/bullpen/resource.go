@@ -69,7 +69,9 @@ type createCommand[T, N, S any] struct {
 	New                      N `embed:""`
 }
 
-func (c *createCommand[T, N, S]) Help() string { return c.resource.CreateDoc }
+func (c *createCommand[T, N, S]) Help() string {
+	return c.resource.CreateDoc + "\n\nExample:\n\n  " + c.resource.Example
+}
 
 func (c *createCommand[T, N, S]) Run(ctx context.Context, s streams) error {
 	return c.callAndPrint(s, &c.remote, func(r client.Resource[T, N, S]) (*T, error) { return r.Create(ctx, &c.New) })

@@ -39,6 +39,12 @@ type versionCommand struct {
 	JSON bool `name:"json" help:"Print JSON."`
 }
 
+func (*versionCommand) Help() string {
+	return `Example:
+
+  bullpen version --json`
+}
+
 func (c *versionCommand) Run(s streams) error {
 	return show(s, c.JSON, app.BuildInfo(), func(p *page, b app.Build) {
 		p.textf("bullpen %s\n", b.Version)

@@ -35,8 +35,12 @@ type sessionEndCommand struct {
 }
 
 func (*sessionEndCommand) Help() string {
-	return "Every gateway refuses the session within a second. A person whose role should end, too, is removed with " +
-		"bullpen member rm."
+	return `Every gateway refuses the session within a second. A person whose role should end, too, is removed with
+bullpen member rm.
+
+Example:
+
+  bullpen session end ses_0123456789abcdef01`
 }
 
 func (c *sessionEndCommand) Run(ctx context.Context, s streams) error {

@@ -31,7 +31,11 @@ webhooks, and reads them every 2 seconds. Pools and workers need a global admini
   0           all sections
   up, down    scroll a section that has the whole screen
   space       pause and go on
-  q           quit`
+  q           quit
+
+Example:
+
+  bullpen top`
 }
 
 // topExecutions is how many of the newest executions are read.

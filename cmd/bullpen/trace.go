@@ -23,7 +23,11 @@ func (*traceCommand) Help() string {
 	return `Prints the steps of an execution and the attempts of its webhook, from what the server has stored. Nothing
 needs to be traced.
 
-While an execution runs, and if its worker was lost, there is one line only.`
+While an execution runs, and if its worker was lost, there is one line only.
+
+Example:
+
+  bullpen trace trc_NQnZRv1DhR0GTb1ZlnDc`
 }
 
 // waterfall is the answer of the command.

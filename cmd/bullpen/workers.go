@@ -113,8 +113,12 @@ type workersDrainCommand struct {
 }
 
 func (*workersDrainCommand) Help() string {
-	return `The worker goes on running. It takes executions again after bullpen workers undrain, or when it is ` +
-		`started again.`
+	return `The worker goes on running. It takes executions again after bullpen workers undrain, or when it is started
+again.
+
+Example:
+
+  bullpen workers drain vm-1-9VVXPuce`
 }
 
 func (c *workersDrainCommand) Run(ctx context.Context, s streams) error {

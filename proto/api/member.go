@@ -22,6 +22,7 @@ var MemberResource = register(Resource[Member, MemberRequest, MemberSettings]{
 		"sign in with the address, even if the provider later gives it to someone else. What a member runs has the " +
 		"default sandbox profile; the administrator of an organisation adds operators and administrators only if an API " +
 		"key of the organisation is bound to it.",
+	Example:    "bullpen member create --org acme --email ada@example.com --role operator",
 	ReplaceDoc: "It applies to requests from then on, also of sessions.",
 	RemoveDoc: "The member's sessions end, and nothing starts that the member has scheduled. Running executions " +
 		"continue.",

@@ -19,6 +19,7 @@ type Resource[T, N, S any] struct {
 	Columns  []Column[T] // of a table for people
 
 	CreateDoc, ReplaceDoc, RemoveDoc string // what the documents add about these routes and commands
+	Example                          string // of the command that creates an object
 }
 
 // Column is a column of a table of objects.
