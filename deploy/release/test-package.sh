@@ -25,7 +25,11 @@ systemd-analyze verify /usr/lib/systemd/system/bullpen*.service
 test -z "$(find /etc/systemd/system -name 'bullpen*')" # nothing is enabled
 bullpen doctor
 bullpen quickstart
-gzip -dc /usr/share/man/man1/bullpen.1.gz | man --warnings -l - >/dev/null
+for page in /usr/share/man/man1/bullpen*.1.gz; do
+	test -z "$(man --warnings -l "$page" 2>&1 >/dev/null)"
+done
+man bullpen-run | grep -A2 EXAMPLES
+test -e /usr/share/doc/bullpen/docs/guides/install.md
 bash -c '. /usr/share/bash-completion/completions/bullpen; COMP_WORDS=(bullpen vers) COMP_CWORD=1; _bullpen bullpen; test "${COMPREPLY[*]}" = version'
 
 echo '#changed' >>/etc/bullpen/worker.env
