@@ -183,6 +183,13 @@ proto: ## generate the code of KEDA's protocol and of the guest's
 	cd deploy/protogen && go run . -connect -dir ../../guest/processpb process.proto
 	cd deploy/protogen && go run . -connect -dir ../../guest/filesystempb filesystem.proto
 
+.PHONY: sdk-types
+sdk-types: ## generate the types of the clients in other languages from the OpenAPI document; needs PyPI
+	go test -count=1 -run '^TestTypesOfClientsAreCurrent$$' ./gateway -update
+	python3 -m venv bin/sdk
+	bin/sdk/bin/pip install --quiet datamodel-code-generator==0.89.0
+	PATH="$$PWD/bin/sdk/bin:$$PATH" python3 sdk/python/generate.py bin/openapi.json
+
 .PHONY: image-test
 image-test: build s3server ## build sandbox images and run programs in them; needs mmdebstrap, npm, pip and a network; flags="--stale-index …"
 	IMAGE_FLAGS='$(flags)' go test -tags=imagetest -run='^(TestImageBuild|TestDataImage)$$' -v -timeout 60m ./e2e

@@ -4,11 +4,14 @@ import (
 	"bytes"
 	"compress/gzip"
 	"context"
+	"crypto/sha256"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
+	"os"
 	"regexp"
 	"strings"
 	"testing"
@@ -18,6 +21,7 @@ import (
 
 	"github.com/bullpen-run/bullpen/gateway/web"
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/proto/doctest"
 )
 
 func TestDocumentIsValidAndWhole(t *testing.T) {
@@ -57,6 +61,31 @@ func TestDocumentIsValidAndWhole(t *testing.T) {
 	}
 	for route := range routes {
 		t.Errorf("%s is not documented", route)
+	}
+}
+
+// TestTypesOfClientsAreCurrent compares the hash of the OpenAPI document with the one in the files of the Python and
+// TypeScript clients that are generated from it. With -update it writes the document, for make sdk-types.
+func TestTypesOfClientsAreCurrent(t *testing.T) {
+	document := newHarness(t).do("GET", "/openapi.json", "").want(200, "").body
+	if *doctest.Update {
+		if err := os.MkdirAll("../bin", 0o750); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile("../bin/openapi.json", document, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	header := fmt.Sprintf("openapi: sha256:%x\n", sha256.Sum256(document))
+	for _, file := range []string{"../sdk/python/src/bullpen/types.py", "../sdk/python/src/bullpen/params.py"} {
+		content, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !strings.Contains(string(content), header) {
+			t.Errorf("%s is not current: run `make sdk-types`", file)
+		}
 	}
 }
 
