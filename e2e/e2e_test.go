@@ -166,6 +166,7 @@ func longSingleTests() map[string]func(*testing.T, *programs) {
 		"copies": testCopies, "costs": testCosts,
 		"dispatcher-frozen":         testDispatcherFrozen,
 		"e2b-clients":               testE2BClients,
+		"sdk-python":                testSDKPython,
 		"dispatcher-killed-cluster": func(t *testing.T, p *programs) { testDispatcherKilled(t, p, onCluster()) },
 		"durable-writes":            testDurableWrites, "fresh-cluster": testFreshCluster,
 		"history-postgres": testHistoryPostgres, "idle-streams": testIdleStreams,
