@@ -142,7 +142,7 @@ func singleTests() map[string]func(*testing.T, *programs) {
 		"missing-language": testMissingLanguage, "names": testNames,
 		"message-batches-expired": testMessageBatchesExpired, "message-batches-killed": testMessageBatchesKilled,
 		"no-nsjail": testNoNsjail, "no-worker": testNoWorker, "org-deleted": testOrgDeleted,
-		"output-budget": testOutputBudget, "rich": testRich, "people": testPeople, "pipelines": testPipelines,
+		"output-budget": testOutputBudget, "rich": testRich, "sdk-go": testScenario, "people": testPeople, "pipelines": testPipelines,
 		"quotas": testQuotas, "redis": testRedis, "sandbox-memory": testSandboxMemory,
 		"schedule-without-sandbox": testScheduleWithoutSandbox,
 		"schedules":                testSchedules, "schedules-killed": testSchedulesKilled, "server-lost": testServerLost,
