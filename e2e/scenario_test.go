@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"os"
 	"reflect"
@@ -37,10 +38,7 @@ func (a scenarioArgs) text(name string) string {
 
 // as decodes all arguments but the named ones.
 func as[T any](a scenarioArgs, without ...string) (T, error) {
-	fields := map[string]json.RawMessage{}
-	for name, value := range a {
-		fields[name] = value
-	}
+	fields := maps.Clone(a)
 	for _, name := range without {
 		delete(fields, name)
 	}
@@ -387,7 +385,9 @@ var savedResult = regexp.MustCompile(`\$\{([^}]+)\}`)
 func filled(value any, saved map[string]any) any {
 	switch v := value.(type) {
 	case string:
-		return savedResult.ReplaceAllStringFunc(v, func(name string) string { return fmt.Sprint(at(saved, name[2:len(name)-1])) })
+		return savedResult.ReplaceAllStringFunc(v, func(name string) string {
+			return fmt.Sprint(at(saved, name[2:len(name)-1]))
+		})
 	case map[string]any:
 		out := map[string]any{}
 		for k, x := range v {

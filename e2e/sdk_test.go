@@ -41,8 +41,17 @@ func testSDKPython(t *testing.T, p *programs) {
 	python := filepath.Join(bin, "python")
 	run(t, "python3", "-m", "venv", "venv")
 	run(t, filepath.Join(bin, "pip"), "install", "--quiet", "--requirement", "tests/requirements.txt", ".")
+	t.Run("types", func(t *testing.T) { run(t, filepath.Join(bin, "mypy"), "--strict", "src", "tests", "examples") })
+	t.Run("unit", func(t *testing.T) { run(t, python, "-m", "pytest", "--quiet", "tests") })
 	t.Run("scenario", func(t *testing.T) { run(t, python, "tests/scenario.py") })
-	t.Run("killed", func(t *testing.T) { testSDKKilled(t, p, python, filepath.Join(dir, "tests", "kill.py"), sdkPrograms) })
+	t.Run("adapters", func(t *testing.T) { run(t, python, "tests/adapters.py") })
+	t.Run("examples", func(t *testing.T) { run(t, python, "examples/first.py") })
+	t.Run("notebook", func(t *testing.T) {
+		run(t, filepath.Join(bin, "jupyter"), "nbconvert", "--to", "notebook", "--execute", "--stdout", "examples/tour.ipynb")
+	})
+	t.Run("killed", func(t *testing.T) {
+		testSDKKilled(t, p, python, filepath.Join(dir, "tests", "kill.py"), sdkPrograms)
+	})
 }
 
 // testSDKKilled runs a client that runs programs, and kills the gateway and scheduler whenever a program has ended. A
