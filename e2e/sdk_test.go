@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 )
 
 const (
@@ -14,6 +15,8 @@ const (
 	sdkPrograms = "15"
 	// sdkKills is the smallest number of kills that make the test worth something.
 	sdkKills = 5
+	// sdkTime is how long the tests of a client may take, its installation included.
+	sdkTime = 25 * time.Minute
 )
 
 // testSDKPython runs the tests of the Python client. Its packages come from PyPI, as tests/requirements.txt pins them.
@@ -24,7 +27,7 @@ func testSDKPython(t *testing.T, p *programs) {
 	}
 	dir = filepath.Join(dir, "python")
 	sys := newSystem(t, p, topologies()[0], manySlots)
-	ctx, cancel := context.WithTimeout(t.Context(), clientsTime)
+	ctx, cancel := context.WithTimeout(t.Context(), sdkTime)
 	defer cancel()
 	run := func(t *testing.T, program string, args ...string) {
 		t.Helper()
@@ -46,6 +49,13 @@ func testSDKPython(t *testing.T, p *programs) {
 	t.Run("scenario", func(t *testing.T) { run(t, python, "tests/scenario.py") })
 	t.Run("adapters", func(t *testing.T) { run(t, python, "tests/adapters.py") })
 	t.Run("examples", func(t *testing.T) { run(t, python, "examples/first.py") })
+	t.Run("guides", func(t *testing.T) {
+		page, err := filepath.Abs("../docs/guides/clients.md")
+		if err != nil {
+			t.Fatal(err)
+		}
+		run(t, python, "tests/guide.py", "README.md", page)
+	})
 	t.Run("notebook", func(t *testing.T) {
 		run(t, filepath.Join(bin, "jupyter"), "nbconvert", "--to", "notebook", "--execute", "--stdout", "examples/tour.ipynb")
 	})

@@ -7,6 +7,7 @@ from typing import Any
 
 from . import types
 from ._model import Model
+from ._rich import Shown
 
 
 class Result(types.Result):
@@ -102,7 +103,7 @@ class AgentSession(Model):
     pendingPermissions: list[dict[str, Any]] | None = None
 
 
-class CommandResult(Model):
+class CommandResult(Shown):
     """How a command in a live sandbox ended."""
 
     stdout: str

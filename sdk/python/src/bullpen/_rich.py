@@ -49,6 +49,8 @@ def bundle(shown: Shown) -> tuple[str, str]:
         text(getattr(shown, "error_message", None) or error)
     elif error is not None:
         text("\n".join(error.traceback) or f"{error.name}: {error.value}")
+    elif getattr(shown, "exit_code", 0):
+        text(f"exit code {shown.exit_code}")  # type: ignore[attr-defined]
     return "\n".join(plain), "".join(rich)
 
 

@@ -129,8 +129,8 @@ class Bullpen:
                   idempotency_key: str | None = None, **options: Unpack[params.MapOptions]) -> list[types.BatchResult]:
         """Runs a program once for each row, as one batch, and returns the results in the order of the rows.
 
-        The program reads its row as JSON from its standard input. If tqdm is installed, its bar shows the progress:
-        progress is False for never, and True also where standard error is not a terminal.
+        The program reads its row as JSON from its standard input. If tqdm is installed, its bar shows the progress on
+        terminals and in notebooks, or as progress says.
         """
         rows = list(rows)
         if not rows:
