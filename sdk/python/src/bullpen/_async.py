@@ -231,8 +231,8 @@ class AsyncBullpen:
                     return
             except _wire.BrokenError as error:
                 cause = error
-            except UnreachableError as error:
-                if not resumed:
+            except (UnreachableError, APIError) as error:
+                if not resumed or (isinstance(error, APIError) and not error.temporary):
                     raise
                 raise lines.lost(error) from error
             pause = reconnects.pause(lines.position > before, lines.lost(cause))
@@ -262,7 +262,10 @@ class AsyncExecutions:
         return await self._client._get(types.Execution, read(f"/v1/executions/{segment(trace_id)}"))
 
     def list(self, **filters: str) -> AsyncIterator[types.ListedExecution]:
-        """Yields executions, the newest first. All filters must match: status, language, thread_id, batch and others."""
+        """Yields executions, the newest first. All filters must match: status, language, thread_id, batch and others.
+
+        Metadata has dots: list(**{"metadata.order": "4711"}).
+        """
         return self._client._pages(types.ListedExecution, "/v1/executions", "executions", limit=_wire.LARGEST_PAGE, **filters)
 
     async def cancel(self, trace_id: str) -> types.Cancelled:
@@ -378,9 +381,8 @@ class AsyncFiles:
 
         The end of path decides the format of a data frame: .csv, .json, .jsonl or .parquet.
         """
-        reader, size = _wire.opened(content, path)
-        body = {**_wire.source(thread_id, connection), "path": path, "content_length": size}
-        with reader:
+        with _wire.opened(content, path) as (reader, size):
+            body = {**_wire.source(thread_id, connection), "path": path, "content_length": size}
             if size < _wire.PARTS_FROM:
                 signed = await self._client._get(types.SignedURL, Call("POST", "/v1/files/upload_url", body, resend=True))
                 await self._client._send(_wire.signed(signed, reader.read()))
@@ -599,8 +601,7 @@ class AsyncSandboxFiles:
 
     async def write(self, path: str, content: Content, *, user: str | None = None) -> None:
         """Writes a file from text, bytes, a Path of this machine, an open file, or a data frame."""
-        reader, _ = _wire.opened(content, path)
-        with reader:
+        with _wire.opened(content, path) as (reader, _):
             data = reader.read()
         headers = {"Content-Type": "application/octet-stream", **_wire.guest_headers(user)}
         await self._client._guest(Call("POST", f"{self._guest}/files", content=data, headers=headers, resend=True,
@@ -770,7 +771,7 @@ class AsyncAgentSessions:
     async def create(self, agent: str, *, id: str | None = None, **options: Any) -> str:
         """Creates a session and returns its id. options are agentMode, permissionMode, model and others.
 
-        Without an id, it is not sent again when the connection breaks.
+        It is not sent again when the connection breaks.
         """
         call = Call("POST", _wire.session_path(id) if id else _wire.SESSIONS, {"agent": agent, **options})
         created = (await self._client._send(call)).json()

@@ -6,11 +6,13 @@ import base64
 import codecs
 import io
 import json
+import os
 import random
 import secrets
 import struct
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Protocol, Union, cast
@@ -44,7 +46,7 @@ EVENT_STREAM = "text/event-stream"
 
 
 class BrokenError(BullpenError):
-    """A connection broke before the whole answer came. Callers see UnknownOutcomeError or LostError."""
+    """A connection broke before the whole answer came. It never reaches callers of the client."""
 
 
 @dataclass
@@ -137,7 +139,7 @@ class Attempts:
             return pause
         if self.broke and not isinstance(error, APIError) and self.call.method != "GET":
             raise UnknownOutcomeError(f"{error}; the server may have carried out the request") from error
-        raise error
+        raise UnreachableError(str(error)) if isinstance(error, BrokenError) else error
 
 
 class Reconnects:
@@ -482,21 +484,21 @@ def session_path(id: str) -> str:
     return f"{SESSIONS}/{segment(id)}"
 
 
-def opened(content: Content, path: str) -> tuple[IO[bytes], int]:
-    """Returns a reader of what to write to a file with this path, and the size in bytes."""
+@contextmanager
+def opened(content: Content, path: str) -> Iterator[tuple[IO[bytes], int]]:
+    """Yields a reader of what to write to a file with this path, and the size in bytes."""
+    if isinstance(content, Path):
+        with content.open("rb") as file:
+            yield file, os.fstat(file.fileno()).st_size
+        return
     if isinstance(content, str):
         content = content.encode()
-    elif isinstance(content, Path):
-        content = content.open("rb")
     elif not isinstance(content, bytes) and hasattr(content, "to_csv"):
         from .pandas import to_bytes
 
         content = to_bytes(cast("pandas.DataFrame", content), path)
-    if not isinstance(content, bytes) and not hasattr(content, "read"):
+    elif not isinstance(content, bytes) and hasattr(content, "read"):
+        content = content.read()
+    if not isinstance(content, bytes):
         raise TypeError(f"a file is written from str, bytes, Path, an open file or a data frame, not {type(content).__name__}")
-    if isinstance(content, bytes) or not content.seekable():
-        content = io.BytesIO(content if isinstance(content, bytes) else content.read())
-    begin = content.tell()
-    size = content.seek(0, io.SEEK_END) - begin
-    content.seek(begin)
-    return content, size
+    yield io.BytesIO(content), len(content)

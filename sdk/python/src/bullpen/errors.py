@@ -94,7 +94,7 @@ class ServerError(APIError):
 
 
 class UnreachableError(BullpenError):
-    """No connection to the server could be made. The server has not received the request."""
+    """The server cannot be reached. It has carried out nothing."""
 
 
 class UnknownOutcomeError(BullpenError):

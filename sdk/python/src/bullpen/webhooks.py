@@ -21,8 +21,8 @@ PREFIX = "whsec_"
 class WebhookEvent(Model):
     """What a webhook says. Fields that not every event has are None, or attributes of their own."""
 
-    event: str
-    """Such as execution.completed."""
+    event: str | None = None
+    """Such as execution.completed. Responses of agents have OpenAI's form, with a type instead."""
     timestamp: datetime | None = None
     trace_id: str | None = None
     status: str | None = None
