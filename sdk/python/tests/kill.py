@@ -48,7 +48,8 @@ def main() -> None:
     def loop(way: str) -> None:
         for i in range(int(sys.argv[1])):
             for name, trace_id in ways[way](client, f"{way}-{i}").items():
-                print(name, trace_id, flush=True)
+                sys.stdout.write(f"{name} {trace_id}\n")  # in one piece, since the threads share it
+                sys.stdout.flush()
 
     with Bullpen.from_env(patience=120) as client, ThreadPoolExecutor() as pool:
         list(pool.map(loop, ways))  # raises what a loop raises
