@@ -19,6 +19,7 @@ from bullpen import (
     Bullpen,
     BullpenError,
     ConflictError,
+    GuestError,
     LostError,
     NotFoundError,
     RateLimitError,
@@ -27,6 +28,7 @@ from bullpen import (
     UnreachableError,
     types,
 )
+from bullpen._wire import Envelopes, Text
 
 sys.path.append(str(Path(__file__).parents[1]))
 
@@ -257,6 +259,15 @@ def test_a_result_shows_outputs_and_error() -> None:
     shown = result._repr_mimebundle_()
     assert shown["text/html"] == (
         '<pre>42\n</pre><img src="data:image/png;base64,QUJD" alt="image/png"><pre>&lt;warn&gt;</pre><pre>too late</pre>')
+
+
+def test_a_hostile_guest_cannot_fill_the_memory() -> None:
+    with pytest.raises(GuestError, match="2147483647 bytes"):
+        list(Envelopes().add(b"\x00\x7f\xff\xff\xff"))
+    text = Text(3)
+    for piece in ("ab", "cd", "ef"):
+        text.add(piece)
+    assert (str(text), text.dropped) == ("abc", 3)
 
 
 def test_sync_is_current() -> None:

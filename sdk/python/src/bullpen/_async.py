@@ -51,7 +51,9 @@ class AsyncBullpen:
         self.patience = patience
         self._key = api_key
         self._on_retry = on_retry or (lambda _: None)
-        self._http = http_client or httpx.AsyncClient(limits=httpx.Limits(max_connections=None, max_keepalive_connections=64))
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
+        self._http = http_client or httpx.AsyncClient(limits=limits)
+        self._owned = http_client is None
         self._reached = False
         self.executions = AsyncExecutions(self)
         self.batches = AsyncBatches(self)
@@ -78,8 +80,9 @@ class AsyncBullpen:
         await self.close()
 
     async def close(self) -> None:
-        """Closes the connections."""
-        await self._http.aclose()
+        """Closes the connections, except those of an http_client that was given."""
+        if self._owned:
+            await self._http.aclose()
 
     async def run(self, code: str, *, idempotency_key: str | None = None,
                   **options: Unpack[params.RunOptions]) -> Result:

@@ -115,6 +115,8 @@ class CommandResult(Shown):
     timed_out: bool = False
     lost: int = 0
     """Bytes of output that were not read in time."""
+    truncated: bool = False
+    """The command printed more than 64 Mi characters. Callbacks have received all."""
 
 
 class Entry(Model):

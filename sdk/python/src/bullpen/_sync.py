@@ -53,7 +53,9 @@ class Bullpen:
         self.patience = patience
         self._key = api_key
         self._on_retry = on_retry or (lambda _: None)
-        self._http = http_client or httpx.Client(limits=httpx.Limits(max_connections=None, max_keepalive_connections=64))
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
+        self._http = http_client or httpx.Client(limits=limits)
+        self._owned = http_client is None
         self._reached = False
         self.executions = Executions(self)
         self.batches = Batches(self)
@@ -80,8 +82,9 @@ class Bullpen:
         self.close()
 
     def close(self) -> None:
-        """Closes the connections."""
-        self._http.close()
+        """Closes the connections, except those of an http_client that was given."""
+        if self._owned:
+            self._http.close()
 
     def run(self, code: str, *, idempotency_key: str | None = None,
                   **options: Unpack[params.RunOptions]) -> Result:

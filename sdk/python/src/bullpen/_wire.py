@@ -37,6 +37,12 @@ CONNECT_TIMEOUT = 10.0
 ANSWER_TIMEOUT = 90.0
 """Seconds without a byte after which a connection counts as broken. Streams have something to send every 15 s."""
 LARGEST_PAGE = 100
+LONGEST_OUTPUT = 64 << 20
+"""Characters of each output of a command that its result has."""
+LONGEST_CELL_OUTPUT = 1 << 20
+"""Characters of each output of a cell that its result has."""
+LONGEST_MESSAGE = 4 << 20
+"""Bytes of a message of the guest of a sandbox, which a tenant may control."""
 INPUT_PIECE = 32 << 10
 """Bytes of standard input that are sent at once."""
 PARTS_FROM = 64 << 20
@@ -349,6 +355,8 @@ class Envelopes:
         self.buffer += chunk
         while len(self.buffer) >= 5:
             flags, size = struct.unpack_from(">BI", self.buffer)
+            if size > LONGEST_MESSAGE:
+                raise GuestError("resource_exhausted", f"the guest sends a message of {size} bytes")
             if len(self.buffer) < 5 + size:
                 return
             message = json.loads(self.buffer[5:5 + size] or b"{}")
@@ -359,6 +367,25 @@ class Envelopes:
                 raise GuestError(message["error"].get("code", "unknown"), message["error"].get("message", ""))
 
 
+class Text:
+    """Keeps the beginning of what a program prints, which may be without end."""
+
+    def __init__(self, limit: int) -> None:
+        self.parts: list[str] = []
+        self.left = limit
+        self.dropped = 0
+        """Characters that were not kept."""
+
+    def add(self, text: str) -> None:
+        kept = text[:self.left]
+        self.parts.append(kept)
+        self.left -= len(kept)
+        self.dropped += len(text) - len(kept)
+
+    def __str__(self) -> str:
+        return "".join(self.parts)
+
+
 class Output:
     """Collects what a command printed, and how it ended."""
 
@@ -367,9 +394,9 @@ class Output:
         self.pid: int | None = None
         self.seq = self.received = self.lost = 0
         self.end: dict[str, Any] | None = None
-        self.text = {"stdout": "", "stderr": ""}
+        self.texts = {"stdout": Text(LONGEST_OUTPUT), "stderr": Text(LONGEST_OUTPUT)}
         self.callbacks = {"stdout": on_stdout, "stderr": on_stderr}
-        self.decoders = {name: codecs.getincrementaldecoder("utf-8")("replace") for name in self.text}
+        self.decoders = {name: codecs.getincrementaldecoder("utf-8")("replace") for name in self.texts}
 
     @property
     def process(self) -> dict[str, Any]:
@@ -382,7 +409,7 @@ class Output:
             self.pid = event["start"].get("pid")
         elif "end" in event:
             self.end = event["end"]
-            for name in self.text:
+            for name in self.texts:
                 self._print(name, b"", final=True)
         elif "gap" in event:
             gap = event["gap"]
@@ -392,14 +419,14 @@ class Output:
             self.lost += lost
         elif "data" in event:
             self.seq = int(event["data"].get("seq", self.seq))
-            for name in self.text:
+            for name in self.texts:
                 chunk = base64.b64decode(event["data"].get(name, ""))
                 self.received += len(chunk)
                 self._print(name, chunk)
 
     def _print(self, name: str, chunk: bytes, *, final: bool = False) -> None:
         text = self.decoders[name].decode(chunk, final)
-        self.text[name] += text
+        self.texts[name].add(text)
         callback = self.callbacks[name]
         if text and callback:
             callback(text)
@@ -408,32 +435,37 @@ class Output:
         end = self.end or {}
         exited = bool(end.get("exited"))
         return CommandResult(
-            **self.text, exit_code=end.get("exitCode", 0) if exited else -1, signal=None if exited else end.get("status"),
-            timed_out=timed_out, lost=self.lost)
+            stdout=str(self.texts["stdout"]), stderr=str(self.texts["stderr"]),
+            exit_code=end.get("exitCode", 0) if exited else -1, signal=None if exited else end.get("status"),
+            timed_out=timed_out, lost=self.lost, truncated=any(text.dropped for text in self.texts.values()))
 
 
 class Cell:
-    """Collects the events of a cell."""
+    """Collects the events of a cell, as much as the server does for a client that does not stream."""
 
     def __init__(self) -> None:
-        self.fields: dict[str, Any] = {
-            "run": 0, "stdout": "", "stderr": "", "stdout_truncated": False, "stderr_truncated": False, "results": [],
-            "error": None, "count": 0,
-        }
+        self.texts = {"stdout": Text(LONGEST_CELL_OUTPUT), "stderr": Text(LONGEST_CELL_OUTPUT)}
+        self.gap = False
+        self.fields: dict[str, Any] = {"run": 0, "results": [], "error": None, "count": 0}
 
     def add(self, event: CellEvent) -> None:
-        if event.type in ("stdout", "stderr"):
-            self.fields[event.type] += event.text
+        if event.type in self.texts:
+            self.texts[event.type].add(event.text)
         elif event.type == "display":
             self.fields["results"].append(event.display)
         elif event.type == "error":
             self.fields["error"] = event.error
+        elif event.type == "gap":
+            self.gap = True
         elif event.type == "start":
             self.fields["run"] = event.run
         elif event.type == "end":
             self.fields.update(present(event.model_dump(exclude={"type", "seq", "text", "display", "error"})))
 
     def result(self) -> CellResult:
+        for name, text in self.texts.items():
+            self.fields[name] = str(text)
+            self.fields[f"{name}_truncated"] = self.gap or text.dropped > 0
         return CellResult.model_validate(self.fields)
 
 

@@ -36,7 +36,7 @@ class BullpenBackend(BaseSandbox):
         if result.timed_out:
             output += f"\nThe command was killed after {seconds} seconds."
         return ExecuteResponse(output=output, exit_code=None if result.exit_code < 0 else result.exit_code,
-                               truncated=result.lost > 0)
+                               truncated=result.truncated or result.lost > 0)
 
     def upload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
         return [self._upload(path, content) for path, content in files]
