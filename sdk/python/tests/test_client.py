@@ -261,6 +261,16 @@ def test_a_result_shows_outputs_and_error() -> None:
         '<pre>42\n</pre><img src="data:image/png;base64,QUJD" alt="image/png"><pre>&lt;warn&gt;</pre><pre>too late</pre>')
 
 
+def test_a_misspelt_option_is_no_option(server: Server, client: Bullpen) -> None:
+    misspelt: Any = {"timout": 5}
+    asynchronous: Any = {"delay": 5}
+    with pytest.raises(TypeError, match="no option 'timout'"):
+        client.run("x", **misspelt)
+    with pytest.raises(TypeError, match="no option 'delay'"):
+        list(client.stream("x", **asynchronous))
+    assert not server.requests
+
+
 def test_a_hostile_guest_cannot_fill_the_memory() -> None:
     with pytest.raises(GuestError, match="2147483647 bytes"):
         list(Envelopes().add(b"\x00\x7f\xff\xff\xff"))

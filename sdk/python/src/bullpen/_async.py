@@ -91,8 +91,8 @@ class AsyncBullpen:
         For programs that run for longer than a minute, use stream, or submit and wait.
         """
         response = await self._send(Call(
-            "POST", "/v1/sandbox/execute", {"code": code, **options}, headers=_wire.idempotent(idempotency_key), resend=True,
-            silence=_wire.answer_time(options)))
+            "POST", "/v1/sandbox/execute", _wire.program(code, options, params.RunOptions), resend=True,
+            headers=_wire.idempotent(idempotency_key), silence=_wire.answer_time(options)))
         return Result.model_validate({**response.json(), "trace_id": response.headers.get("X-Trace-Id", "")})
 
     def stream(self, code: str, *, idempotency_key: str | None = None,
@@ -101,7 +101,7 @@ class AsyncBullpen:
 
         It resumes after a broken connection. The program continues if you stop reading: see executions.cancel.
         """
-        call = Call("POST", "/v1/sandbox/execute", {"code": code, **options}, resend=True,
+        call = Call("POST", "/v1/sandbox/execute", _wire.program(code, options, params.RunOptions), resend=True,
                     headers=_wire.idempotent(idempotency_key)).accepting(_wire.NDJSON)
         return self._resumed(_wire.ExecutionLines(call))
 
@@ -116,7 +116,7 @@ class AsyncBullpen:
         A second call with the same idempotency key returns the first one's execution, even after a restart of your program.
         """
         return await self._get(types.Accepted, Call(
-            "POST", "/v1/sandbox/execute", {"code": code, **options}, resend=True,
+            "POST", "/v1/sandbox/execute", _wire.program(code, options, params.SubmitOptions), resend=True,
             headers={"Prefer": "respond-async", **_wire.idempotent(idempotency_key)}))
 
     async def wait(self, trace_id: str) -> types.Execution:

@@ -198,6 +198,14 @@ def answer_time(options: Mapping[str, Any]) -> float:
     return ANSWER_TIMEOUT + float(options.get("timeout") or 60) + float(options.get("kill_grace") or 0)
 
 
+def program(code: str, options: Mapping[str, Any], known: type) -> dict[str, Any]:
+    """Returns the body of a request for an execution. The server would ignore a misspelt option."""
+    for name in options:
+        if name not in known.__annotations__:
+            raise TypeError(f"there is no option {name!r}; there are {', '.join(known.__annotations__)}")
+    return {"code": code, **options}
+
+
 def map_lines(code: str, rows: list[Any], options: Mapping[str, Any], max_parallel: int | None) -> bytes:
     """Returns the body of a batch whose items have rows as their standard input."""
     settings = present({"max_parallel": max_parallel, "request": {"code": code, **present(options)}})
