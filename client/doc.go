@@ -64,6 +64,10 @@
 //	_, err := c.CreateAgentSession(ctx, "demo", &client.AgentSessionRequest{Agent: "mock"})
 //	for event, err := range c.StreamAgentMessage(ctx, "demo", &client.AgentMessage{Text: "hello"}) {
 //
+// # Webhooks
+//
+// [VerifyWebhook] checks the signature and the age of a webhook that your program has received.
+//
 // # Cancellation
 //
 // Every method returns soon after its context is done, with the cause of the context. This ends the

@@ -106,5 +106,10 @@ func testSDKKilled(t *testing.T, p *programs, client string, args ...string) {
 			t.Errorf("%s, execution %s, had the effects %v", name, id, effects)
 		}
 	}
+	outside.mu.Lock()
+	defer outside.mu.Unlock()
+	if n := len(outside.effects); n != len(ended) {
+		t.Errorf("%d programs ran, and the client reports %d", n, len(ended))
+	}
 	t.Logf("%d programs ran once while the gateway was killed %d times", len(ended), kills)
 }
