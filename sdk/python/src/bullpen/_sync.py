@@ -98,7 +98,7 @@ class Bullpen:
         return Result.model_validate({**response.json(), "trace_id": response.headers.get("X-Trace-Id", "")})
 
     def stream(self, code: str, *, idempotency_key: str | None = None,
-                     **options: Unpack[params.RunOptions]) -> Iterator[Event]:
+               **options: Unpack[params.RunOptions]) -> Iterator[Event]:
         """Runs a program and yields its events, each once and in order, the result last.
 
         It resumes after a broken connection. The program continues if you stop reading: see executions.cancel.
@@ -796,7 +796,7 @@ class AgentSessions:
                                       headers=_wire.idempotent(idempotency_key), resend=True))
 
     def stream(self, id: str, message: str, *, idempotency_key: str | None = None,
-                     **options: Any) -> Iterator[AgentEvent]:
+               **options: Any) -> Iterator[AgentEvent]:
         """Sends a message and yields the events of its turn, each once and in order.
 
         It ends with the first event that ends_turn: the agent may wait for an answer, after which follow has the rest.
