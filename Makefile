@@ -127,6 +127,7 @@ attacks  := ./worker/jail/nsjail ./cmd/bullpen ./gateway/... ./scheduler/... ./s
 others    = ./e2e $$(go list ./... | grep -vE 'bullpen/(e2e|worker/jail/nsjail|cmd/bullpen|(gateway|proto|scheduler|storage|webhook)(/.*)?)$$')
 # The address is that of the page in a browser, which the modules read.
 consoletest := cd console && ../bin/deno/deno test --no-check --location http://localhost/console/
+clienttest := cd sdk/typescript && ../../bin/deno/deno test --no-check --allow-net --allow-env test
 racetest := CGO_ENABLED=1 go test -race -shuffle=on -p=$$(($$(nproc) + 1))
 
 .PHONY: test
@@ -136,6 +137,7 @@ test: packages build s3server deno ## run the tests, with real jails and the rac
 	$(racetest) -short -vet=off -timeout=20m $(others)
 	CGO_ENABLED=1 go test -race -tags=faults ./proto/fault
 	$(consoletest)
+	$(clienttest)
 	go -C bench test -short ./...
 
 .PHONY: test-all
@@ -144,6 +146,7 @@ test-all: packages browser build agents s3server deno test-deploy ## run the tes
 	$(racetest) -timeout=60m $(others)
 	CGO_ENABLED=1 go test -race -tags=faults ./proto/fault
 	$(consoletest)
+	$(clienttest)
 	go -C bench test ./...
 	go -C deploy/prometheus test ./...
 
@@ -184,11 +187,12 @@ proto: ## generate the code of KEDA's protocol and of the guest's
 	cd deploy/protogen && go run . -connect -dir ../../guest/filesystempb filesystem.proto
 
 .PHONY: sdk-types
-sdk-types: ## generate the types of the clients in other languages from the OpenAPI document; needs PyPI
+sdk-types: ## generate the types of the clients in other languages from the OpenAPI document; needs PyPI and npm
 	go test -count=1 -run '^TestTypesOfClientsAreCurrent$$' ./gateway -update
 	python3 -m venv bin/sdk
 	bin/sdk/bin/pip install --quiet datamodel-code-generator==0.89.0
 	PATH="$$PWD/bin/sdk/bin:$$PATH" python3 sdk/python/generate.py bin/openapi.json
+	cd sdk/typescript && npm install --no-audit --no-fund --no-package-lock --silent && node types.mjs ../../bin/openapi.json
 
 .PHONY: image-test
 image-test: build s3server ## build sandbox images and run programs in them; needs mmdebstrap, npm, pip and a network; flags="--stale-index …"
@@ -201,6 +205,7 @@ lint: init console deno ## check the code: linters, formatting, who imports whom
 	$(lint) run --build-tags=imagetest ./e2e
 	cd bench && $(benchlint) run ./...
 	cd console && ../bin/deno/deno check main.tsx && ../bin/deno/deno lint && ../bin/deno/deno fmt --check
+	cd sdk/typescript && ../../bin/deno/deno check src/index.ts && ../../bin/deno/deno lint && ../../bin/deno/deno fmt --check
 	go mod tidy -diff
 	go -C bench mod tidy -diff
 
@@ -212,6 +217,7 @@ lint-bites: init ## check that each rule of who imports whom finds a breach of i
 fmt: ## format the code as make lint wants it
 	$(lint) fmt ./...
 	cd console && ../bin/deno/deno fmt
+	cd sdk/typescript && ../../bin/deno/deno fmt
 	cd bench && $(benchlint) fmt ./...
 
 .PHONY: bench

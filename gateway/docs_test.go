@@ -78,7 +78,9 @@ func TestTypesOfClientsAreCurrent(t *testing.T) {
 		return
 	}
 	header := fmt.Sprintf("openapi: sha256:%x\n", sha256.Sum256(document))
-	for _, file := range []string{"../sdk/python/src/bullpen/types.py", "../sdk/python/src/bullpen/params.py"} {
+	for _, file := range []string{
+		"../sdk/python/src/bullpen/types.py", "../sdk/python/src/bullpen/params.py", "../sdk/typescript/src/schema.ts",
+	} {
 		content, err := os.ReadFile(file)
 		if err != nil {
 			t.Fatal(err)
