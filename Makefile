@@ -127,7 +127,7 @@ attacks  := ./worker/jail/nsjail ./cmd/bullpen ./gateway/... ./scheduler/... ./s
 others    = ./e2e $$(go list ./... | grep -vE 'bullpen/(e2e|worker/jail/nsjail|cmd/bullpen|(gateway|proto|scheduler|storage|webhook)(/.*)?)$$')
 # The address is that of the page in a browser, which the modules read.
 consoletest := cd console && ../bin/deno/deno test --no-check --location http://localhost/console/
-clienttest := cd sdk/typescript && ../../bin/deno/deno test --no-check --allow-net --allow-env test
+clienttest := cd sdk/typescript && ../../bin/deno/deno test --no-check --allow-net --allow-env tests
 racetest := CGO_ENABLED=1 go test -race -shuffle=on -p=$$(($$(nproc) + 1))
 
 .PHONY: test

@@ -1,4 +1,4 @@
-import { BullpenError, ConnectionError, messageOf } from "./errors.ts";
+import { ConnectionError, messageOf } from "./errors.ts";
 import {
   type Call,
   collect,
@@ -84,8 +84,10 @@ export class Batches {
   }
 
   /** Waits for the results of a batch and returns them in the order of its items: those with an index above after. */
-  results(id: string, options: Options & { after?: number } = {}): AsyncGenerator<BatchResult, void> {
-    return follow(this.#transport, new ResultSource(id, options.after ?? -1), options.signal);
+  async *results(id: string, options: Options & { after?: number } = {}): AsyncGenerator<BatchResult, void> {
+    const { after = -1, signal } = options;
+    const { counts } = await this.get(id, options);
+    if (after + 1 < counts.total) yield* follow(this.#transport, new ResultSource(id, after, counts.total), signal);
   }
 
   /** See Bullpen.map. */
@@ -99,11 +101,6 @@ export class Batches {
     const progress = onProgress && this.#report(created.id, onProgress, ended.signal);
     try {
       const results = await collect(this.results(created.id, options));
-      if (results.length !== rows.length) {
-        throw new BullpenError(
-          `${created.id} has ${results.length} results of ${rows.length}: somebody has changed it`,
-        );
-      }
       onProgress?.(await this.get(created.id, options));
       return results;
     } finally {
@@ -132,13 +129,14 @@ export class Batches {
 
 /** The connections that carry the results of a batch. */
 class ResultSource implements Source<BatchResult> {
-  readonly endsWithAnswer = true;
-  #id: string;
+  readonly #id: string;
+  readonly #total: number;
   #after: number;
 
-  constructor(id: string, after: number) {
+  constructor(id: string, after: number, total: number) {
     this.#id = id;
     this.#after = after;
+    this.#total = total;
   }
 
   call(): Call {
@@ -158,8 +156,8 @@ class ResultSource implements Source<BatchResult> {
     return result;
   }
 
-  isLast(): boolean {
-    return false;
+  isLast(result: BatchResult): boolean {
+    return result.index === this.#total - 1;
   }
 
   lost(cause: unknown): Error {

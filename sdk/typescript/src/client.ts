@@ -1,8 +1,9 @@
 import { AgentSessions } from "./agentsessions.ts";
 import { Batches, type MapOptions } from "./batches.ts";
 import { BullpenError, LostError } from "./errors.ts";
+import { Executions, executionsPath } from "./executions.ts";
 import { Files } from "./files.ts";
-import { type Call, type Config, follow, idempotent, ndjson, pages, pathOf, type Source, Transport } from "./http.ts";
+import { type Call, type Config, follow, idempotent, ndjson, pathOf, type Source, Transport } from "./http.ts";
 import { Pipelines } from "./pipelines.ts";
 import { Sandboxes } from "./sandboxes.ts";
 import { Schedules } from "./schedules.ts";
@@ -11,18 +12,18 @@ import type {
   Accepted,
   BatchItem,
   BatchResult,
-  Cancelled,
   Event,
   ExecuteRequest,
   Execution,
-  ListedExecution,
   Options,
   Result,
   Schemas,
 } from "./types.ts";
 
 const executePath = "/v1/sandbox/execute";
-const executionsPath = "/v1/executions";
+
+/** Seconds for which one request of wait waits. */
+const longPoll = 30;
 
 /** Options of calls that start something. */
 export interface SubmitOptions extends Options {
@@ -30,24 +31,9 @@ export interface SubmitOptions extends Options {
   idempotencyKey?: string;
 }
 
-/** Selects executions. All fields that are set must match. */
-export interface ExecutionFilter {
-  status?: ListedExecution["status"];
-  language?: string;
-  delivery_mode?: ListedExecution["delivery_mode"];
-  thread_id?: string;
-  /** The id of a schedule, a batch or a run of a pipeline that started them. */
-  schedule?: string;
-  batch?: string;
-  pipeline?: string;
-  /** Created at this time or later, and before this time, as in RFC 3339. */
-  created_after?: string;
-  created_before?: string;
-  metadata?: Record<string, string>;
-}
-
 /** Sends requests to one server with one API key. */
 export class Bullpen {
+  readonly executions: Executions;
   readonly threads: Threads;
   readonly files: Files;
   readonly batches: Batches;
@@ -61,6 +47,7 @@ export class Bullpen {
   constructor(config: Config) {
     const transport = new Transport(config);
     this.#transport = transport;
+    this.executions = new Executions(transport);
     this.threads = new Threads(transport);
     this.files = new Files(transport);
     this.batches = new Batches(transport);
@@ -98,7 +85,7 @@ export class Bullpen {
 
   /**
    * Runs a program and returns its events as they happen, each once and in order, the result last. It resumes by itself
-   * after a broken connection. The program goes on if you stop reading: see cancel.
+   * after a broken connection. The program goes on if you stop reading: see executions.cancel.
    */
   stream(request: ExecuteRequest, options: SubmitOptions = {}): AsyncGenerator<Event, void> {
     const headers = { Accept: ndjson, ...idempotent(options.idempotencyKey) };
@@ -126,36 +113,12 @@ export class Bullpen {
   /** Returns an execution when it has ended. */
   async wait(trace_id: string, options: Options = {}): Promise<Execution> {
     for (;;) {
-      const execution = await this.#execution<Execution>("GET", options, { wait: 30 }, trace_id);
+      const { signal } = options;
+      const path = pathOf(executionsPath, trace_id);
+      const call: Call = { method: "GET", path, query: { wait: longPoll }, resend: true, signal };
+      const execution = await this.#transport.json<Execution>(call);
       if (execution.completed_at !== null) return execution;
     }
-  }
-
-  /** Returns the state of an execution, with its result if it has ended. */
-  get(trace_id: string, options: Options = {}): Promise<Execution> {
-    return this.#execution("GET", options, {}, trace_id);
-  }
-
-  /** Ends an execution. A running program gets SIGTERM, and SIGKILL after its grace period. */
-  cancel(trace_id: string, options: Options = {}): Promise<Cancelled> {
-    return this.#execution("POST", options, {}, trace_id, "cancel");
-  }
-
-  /** Returns the executions of the key's organisation, the newest first. */
-  executions(filter: ExecutionFilter = {}, options: Options = {}): AsyncGenerator<ListedExecution, void> {
-    const { metadata = {}, ...query } = filter;
-    const selected = Object.entries(metadata).map(([name, value]) => [`metadata.${name}`, value]);
-    return pages(
-      this.#transport,
-      {
-        method: "GET",
-        path: executionsPath,
-        query: { ...query, ...Object.fromEntries(selected) },
-        resend: true,
-        signal: options.signal,
-      },
-      "executions",
-    );
   }
 
   /**
@@ -164,11 +127,6 @@ export class Bullpen {
    */
   map(program: BatchItem, rows: unknown[], options: MapOptions = {}): Promise<BatchResult[]> {
     return this.batches.map(program, rows, options);
-  }
-
-  #execution<T>(method: "GET" | "POST", options: Options, query: Record<string, number>, ...path: string[]) {
-    const { signal } = options;
-    return this.#transport.json<T>({ method, path: pathOf(executionsPath, ...path), query, resend: true, signal });
   }
 }
 

@@ -126,7 +126,7 @@ export class LostError extends ConnectionError {
   }
 }
 
-/** A webhook is not what a server with the secret has sent just now. */
+/** The signature of a webhook is not valid, or the webhook is too old. */
 export class WebhookVerificationError extends BullpenError {}
 
 export function messageOf(error: unknown): string {

@@ -23,8 +23,7 @@ export class Files {
   /** Returns the content of a file. */
   async read(at: FilesAt, path: string, options: Options & { version?: number } = {}): Promise<Uint8Array> {
     const signed = await this.downloadURL(at, path, options);
-    const read = async (response: Response) => new Uint8Array(await response.arrayBuffer());
-    return await this.#transport.send({ ...signedCall(signed), signal: options.signal }, read);
+    return await this.#transport.bytes({ ...signedCall(signed), signal: options.signal });
   }
 
   /** Returns the content of a file that is UTF-8. */

@@ -60,9 +60,9 @@ export class SandboxFiles {
     await this.#guest.transport.json(call);
   }
 
-  async read(path: string, options: Options = {}): Promise<Uint8Array> {
+  read(path: string, options: Options = {}): Promise<Uint8Array> {
     const call = this.#guest.file("GET", path, options, { headers: { Accept: "*/*" }, resend: true });
-    return await this.#guest.transport.send(call, async (response) => new Uint8Array(await response.arrayBuffer()));
+    return this.#guest.transport.bytes(call);
   }
 
   /** Returns the content of a file that is UTF-8. */

@@ -47,6 +47,8 @@ const longestPause = 5;
 /** Seconds without anything from the server after which a stream counts as broken. It sends a keepalive every 15. */
 const silence = 60;
 
+const strange = "the answer is not one of bullpen's: check the URL, and the proxies on the way";
+
 export const ndjson = "application/x-ndjson";
 
 export class Transport {
@@ -80,16 +82,31 @@ export class Transport {
   /** Does the same, and returns the headers as well. */
   answer<T>(call: Call): Promise<{ body: T; headers: Headers }> {
     return this.send(call, async (response) => {
-      const text = await response.text();
-      try {
-        return { body: (text === "" ? undefined : JSON.parse(text)) as T, headers: response.headers };
-      } catch (cause) {
-        throw new BullpenError(`${call.method} ${call.path}: the answer is not JSON`, { cause });
+      const { status, headers } = response;
+      if (status === 204) return { body: undefined as T, headers };
+      if (!headers.get("Content-Type")?.includes("json")) {
+        throw new BullpenError(`${call.method} ${call.path}: ${strange}`);
       }
+      return { body: JSON.parse(await response.text()) as T, headers };
     });
   }
 
-  /** Sends a request until it is answered, and reads the answer. A broken answer counts as a broken connection. */
+  /** Sends a request and returns the bytes of the answer. */
+  bytes(call: Call): Promise<Uint8Array> {
+    return this.send(call, async (response) => {
+      const bytes = new Uint8Array(await response.arrayBuffer());
+      const length = response.headers.get("Content-Length");
+      if (length !== null && !response.headers.has("Content-Encoding") && Number(length) !== bytes.length) {
+        throw new Error(`${bytes.length} of ${length} bytes have arrived`);
+      }
+      return bytes;
+    });
+  }
+
+  /**
+   * Sends a request until it is answered, and reads the answer. An answer that cannot be read counts as a broken
+   * connection: after a header Connection: close, Node.js reports none.
+   */
   async send<T>(call: Call, read: (response: Response) => Promise<T>): Promise<T> {
     const pause = new Pause(this.#patience);
     let broke = false;
@@ -302,8 +319,6 @@ export interface Source<T> {
   read(line: string): T | undefined;
   /** Reports whether nothing follows a value. */
   isLast(value: T): boolean;
-  /** Whether nothing follows if an answer ends. */
-  endsWithAnswer?: boolean;
   /** Returns the error to throw if the server is lost. */
   lost(cause: unknown): Error;
 }
@@ -335,7 +350,6 @@ export async function* follow<T>(
         yield value;
         if (source.isLast(value)) return;
       }
-      if (source.endsWithAnswer) return;
       cause = new ConnectionError("the stream ended too early");
     } catch (error) {
       if (!(error instanceof ConnectionError)) throw error;
@@ -421,6 +435,5 @@ async function readError(response: Response): Promise<BullpenError> {
   if (code !== undefined && message !== undefined) {
     return new GuestError(typeof code === "string" ? code : (codes[response.status] ?? "unknown"), message);
   }
-  const hint = "the answer is not one of bullpen's: check the URL, and the proxies on the way";
-  return errorOf({ ...details, code: "", message: hint });
+  return errorOf({ ...details, code: "", message: strange });
 }

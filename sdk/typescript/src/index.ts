@@ -1,5 +1,5 @@
 /** Runs untrusted code on a bullpen server. */
-export { Bullpen, type ExecutionFilter, type SubmitOptions } from "./client.ts";
+export { Bullpen, type SubmitOptions } from "./client.ts";
 export type { Config } from "./http.ts";
 export { collect } from "./http.ts";
 export {
@@ -26,6 +26,7 @@ export type { WebhookEvent } from "./webhooks.ts";
 export type { Batches, MapOptions } from "./batches.ts";
 export type { CommandOptions, CommandResult, Commands } from "./commands.ts";
 export type { CellEvent, Context, Contexts } from "./contexts.ts";
+export type { ExecutionFilter, Executions } from "./executions.ts";
 export type { Files, FilesAt } from "./files.ts";
 export type { SandboxEntry, SandboxFiles } from "./guest.ts";
 export type { Pipelines } from "./pipelines.ts";

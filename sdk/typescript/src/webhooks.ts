@@ -17,10 +17,16 @@ export interface WebhookEvent {
 type HeaderList = Headers | Record<string, string | string[] | undefined>;
 
 /**
- * Verifies the signature of a webhook, and that it was sent within the last five minutes, and returns its body. The body
- * must be as it arrived: parse nothing before. Headers may be those of fetch or of Node.js.
+ * Returns the body of a webhook whose signature is valid, and throws WebhookVerificationError otherwise. The body must be
+ * as it arrived: parse nothing before. Headers may be those of fetch or of Node.js. The webhook may be as many seconds
+ * old as tolerance says, 300 by default. A webhook may arrive twice, with the same header webhook-id.
  */
-export async function verify(body: string | Uint8Array, headers: HeaderList, secret: string): Promise<WebhookEvent> {
+export async function verify(
+  body: string | Uint8Array,
+  headers: HeaderList,
+  secret: string,
+  { tolerance = 300 }: { tolerance?: number } = {},
+): Promise<WebhookEvent> {
   const id = headerOf(headers, "webhook-id");
   const timestamp = headerOf(headers, "webhook-timestamp");
   const signatures = headerOf(headers, "webhook-signature");
@@ -44,9 +50,6 @@ export async function verify(body: string | Uint8Array, headers: HeaderList, sec
   }
   throw new WebhookVerificationError("the webhook has no signature with this secret");
 }
-
-/** Seconds by which the clocks of sender and receiver may differ, with the time of the way. */
-const tolerance = 300;
 
 function headerOf(headers: HeaderList, name: string): string {
   const lists = headers as Record<string, string | string[] | undefined>;

@@ -74,24 +74,20 @@ function parse(received: string): Request | undefined {
   return { method, path, headers, body };
 }
 
-/** Returns an answer as it is sent, in chunks, as a server sends it that does not know its length. */
+/** Returns an answer as it is sent: in chunks, unless it has a length. */
 function encode(answer: Answer): Uint8Array {
   const { status = 200, headers = {}, body = "" } = answer;
   const bytes = typeof body === "string" ? new TextEncoder().encode(body) : body;
   const lines = Object.entries({ Connection: "close", ...headers }).map(([name, value]) => `${name}: ${value}\r\n`);
-  const head = `HTTP/1.1 ${status} X\r\n${lines.join("")}Transfer-Encoding: chunked\r\n\r\n`;
-  const parts = [new TextEncoder().encode(head)];
+  const encoder = new TextEncoder();
+  const head = `HTTP/1.1 ${status} X\r\n${lines.join("")}`;
+  if (headers["Content-Length"]) return Uint8Array.from([...encoder.encode(`${head}\r\n`), ...bytes]);
+  const parts: Uint8Array[] = [encoder.encode(`${head}Transfer-Encoding: chunked\r\n\r\n`)];
   const size = 19; // so that chunks end within lines and within characters
   for (let at = 0; at < bytes.length; at += size) {
     const chunk = bytes.subarray(at, at + size);
-    parts.push(new TextEncoder().encode(`${chunk.length.toString(16)}\r\n`), chunk, new TextEncoder().encode("\r\n"));
+    parts.push(encoder.encode(`${chunk.length.toString(16)}\r\n`), chunk, encoder.encode("\r\n"));
   }
-  parts.push(new TextEncoder().encode("0\r\n\r\n"));
-  const all = new Uint8Array(parts.reduce((sum, part) => sum + part.length, 0));
-  let at = 0;
-  for (const part of parts) {
-    all.set(part, at);
-    at += part.length;
-  }
-  return all;
+  parts.push(encoder.encode("0\r\n\r\n"));
+  return Uint8Array.from(parts.flatMap((part) => [...part]));
 }
