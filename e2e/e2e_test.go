@@ -168,6 +168,7 @@ func longSingleTests() map[string]func(*testing.T, *programs) {
 		"dispatcher-frozen":         testDispatcherFrozen,
 		"e2b-clients":               testE2BClients,
 		"sdk-python":                testSDKPython,
+		"sdk-typescript":            testSDKTypeScript,
 		"dispatcher-killed-cluster": func(t *testing.T, p *programs) { testDispatcherKilled(t, p, onCluster()) },
 		"durable-writes":            testDurableWrites, "fresh-cluster": testFreshCluster,
 		"history-postgres": testHistoryPostgres, "idle-streams": testIdleStreams,

@@ -64,6 +64,82 @@ func testSDKPython(t *testing.T, p *programs) {
 	})
 }
 
+// testSDKTypeScript runs the tests of the TypeScript client, in Node.js, Deno and Bun, and the examples of its guide with
+// the package as it is published. Its packages come from npm, as package.json pins them.
+func testSDKTypeScript(t *testing.T, p *programs) {
+	root := t.TempDir()
+	if err := os.CopyFS(root, os.DirFS("../sdk")); err != nil {
+		t.Fatal(err)
+	}
+	deno, err := filepath.Abs("../bin/deno/deno")
+	if err != nil {
+		t.Fatal(err)
+	}
+	sys := newSystem(t, p, topologies()[0], manySlots)
+	ctx, cancel := context.WithTimeout(t.Context(), clientsTime)
+	defer cancel()
+	runIn := func(t *testing.T, dir, program string, args ...string) string {
+		t.Helper()
+		cmd := exec.CommandContext(ctx, program, args...)
+		cmd.Dir = filepath.Join(root, dir)
+		cmd.Env = append(os.Environ(), "BULLPEN_URL="+sys.base, "BULLPEN_API_KEY="+sys.key)
+		out, err := cmd.CombinedOutput()
+		if err != nil {
+			t.Fatalf("%s %s: %v\n%s", program, strings.Join(args, " "), err, out)
+		}
+		return string(out)
+	}
+	run := func(t *testing.T, program string, args ...string) {
+		t.Helper()
+		t.Log(summary(runIn(t, "typescript", program, args...)))
+	}
+	install := []string{"install", "--no-audit", "--no-fund", "--no-package-lock", "--silent"}
+	run(t, "npm", install...)
+	run(t, "npx", "tsc", "--project", "tests")
+	for runtime, command := range map[string][]string{
+		"node": {"node"}, "deno": {deno, "run", "--no-check", "--allow-all"}, "bun": {"node_modules/.bin/bun"},
+	} {
+		t.Run("scenario "+runtime, func(t *testing.T) {
+			run(t, command[0], append(command[1:], "build/tests/scenario.js", "../scenario.json")...)
+		})
+	}
+	t.Run("unit node", func(t *testing.T) { run(t, "node", "--test", "build/tests/client_test.js") })
+	t.Run("unit bun", func(t *testing.T) { run(t, "node_modules/.bin/bun", "test", "./build/tests/client_test.js") })
+	t.Run("ai sdk", func(t *testing.T) { run(t, "node", "--test", "build/tests/ai.js") })
+	t.Run("guide", func(t *testing.T) {
+		run(t, "npm", "pack", "--silent", "--pack-destination", root)
+		guide, err := os.ReadFile(filepath.Join(root, "typescript", "README.md"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.CopyFS(filepath.Join(root, "guide"), os.DirFS(filepath.Join("testdata", "typescript"))); err != nil {
+			t.Fatal(err)
+		}
+		blocks := fence.FindAllStringSubmatch(string(guide), -1)
+		for _, b := range blocks {
+			if b[1] == "ts" {
+				if err := os.WriteFile(filepath.Join(root, "guide", b[2]), []byte(b[3]), 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		runIn(t, "guide", "npm", install...)
+		runIn(t, "guide", "npx", "tsc")
+		for i, b := range blocks {
+			if b[1] != "ts" || blocks[i+1][1] != "output" {
+				continue
+			}
+			printed := runIn(t, "guide", "node", strings.TrimSuffix(b[2], ".ts")+".js")
+			if missing := missingLine(printed, blocks[i+1][3]); missing != "" {
+				t.Errorf("%s printed\n%s\nand not the documented line\n%s", b[2], printed, missing)
+			}
+		}
+	})
+	t.Run("killed", func(t *testing.T) {
+		testSDKKilled(t, p, "node", filepath.Join(root, "typescript", "build", "tests", "kill.js"), sdkPrograms)
+	})
+}
+
 // testSDKKilled runs a client that runs programs, and kills the gateway and scheduler whenever a program has ended. A
 // listener outside of bullpen counts: each program ran once, as the execution that the client names. The client gets
 // the program as CODE, whose standard input is a name, and prints the name and the execution of each that has ended.
