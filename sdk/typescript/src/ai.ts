@@ -41,7 +41,7 @@ export function codeTool(
         (request.thread_id ? ", but files in the working directory stay." : " and no files."),
     inputSchema,
     execute: ({ code }, { abortSignal }) =>
-      bullpen.run({ rich: language === "python", ...request, code }, abortSignal ? { signal: abortSignal } : {}),
+      bullpen.run({ rich: language === "python", ...request, code }, { signal: abortSignal }),
     toModelOutput: ({ output }) => content(output, ended(output)),
   });
 }
@@ -54,8 +54,7 @@ export function contextTool(context: Context, options: Described = {}): CodeTool
       `Runs ${context.info.language} code in an interpreter that keeps variables, imports and files between calls. ` +
         `Returns what the code prints, the value of its last expression, and pictures.`,
     inputSchema,
-    execute: ({ code }, { abortSignal }) =>
-      context.run({ code, interrupt_on_close: true }, abortSignal ? { signal: abortSignal } : {}),
+    execute: ({ code }, { abortSignal }) => context.run({ code, interrupt_on_close: true }, { signal: abortSignal }),
     toModelOutput: ({ output }) => content(output, output.error?.traceback.join("\n") ?? problem(output)),
   });
 }

@@ -29,7 +29,7 @@ export interface MapOptions extends Options {
   /** Of the batch. */
   metadata?: Record<string, string>;
   /** A batch with the key of an earlier one is that one. Default: a random key. */
-  idempotencyKey?: string;
+  idempotencyKey?: string | undefined;
 }
 
 /** Batches: many executions in one request. */
@@ -40,7 +40,7 @@ export class Batches {
     this.#transport = transport;
   }
 
-  create(request: BatchRequest, options: Options & { idempotencyKey?: string } = {}): Promise<Batch> {
+  create(request: BatchRequest, options: Options & { idempotencyKey?: string | undefined } = {}): Promise<Batch> {
     const { items, ...settings } = request;
     return this.#call("POST", options, [], {
       json: { ...settings, items }, // items must be the last member
@@ -98,26 +98,23 @@ export class Batches {
     const created = await this.create({ ...settings, request: program, items }, options);
     onProgress?.(created);
     const ended = new AbortController();
-    const progress = onProgress && this.#report(created.id, onProgress, ended.signal);
-    try {
-      const results = await collect(this.results(created.id, options));
-      onProgress?.(await this.get(created.id, options));
-      return results;
-    } finally {
-      ended.abort();
-      await progress;
-    }
+    const reading = collect(this.results(created.id, options)).finally(() => ended.abort());
+    const [results] = await Promise.all([reading, onProgress && this.#report(created.id, onProgress, ended.signal)]);
+    onProgress?.(await this.get(created.id, options));
+    return results;
   }
 
-  /** Reports the state of a batch until the signal aborts. Errors are those of the results, which are read meanwhile. */
+  /** Reports the state of a batch until the signal aborts. */
   async #report(id: string, onProgress: (batch: Batch) => void, signal: AbortSignal): Promise<void> {
-    try {
-      for (;;) {
+    for (;;) {
+      let batch: Batch;
+      try {
         await sleep(progressPause, signal);
-        onProgress(await this.get(id, { signal }));
+        batch = await this.get(id, { signal });
+      } catch {
+        return; // The results are there, or have the same error.
       }
-    } catch {
-      // The results report it.
+      onProgress(batch);
     }
   }
 

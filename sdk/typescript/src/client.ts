@@ -28,7 +28,7 @@ const longPoll = 30;
 /** Options of calls that start something. */
 export interface SubmitOptions extends Options {
   /** A request with the key of an earlier one starts nothing, and has its outcome. Default: a random one. */
-  idempotencyKey?: string;
+  idempotencyKey?: string | undefined;
 }
 
 /** Sends requests to one server with one API key. */

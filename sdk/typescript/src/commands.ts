@@ -114,6 +114,7 @@ class Run {
           if (event.start) {
             this.#pid = event.start.pid ?? 0;
             input ??= stdin === undefined ? Promise.resolve() : this.#send(stdin);
+            input.catch(() => {}); // it is awaited at the end, which its failure brings about
           }
           if (event.data) this.#write(event.data);
           if (event.gap) this.#skip(event.gap);

@@ -58,5 +58,5 @@ export type Data = string | Uint8Array | Blob;
 /** Options of every call. */
 export interface Options {
   /** Ends the call with the signal's reason. Programs that have started go on. */
-  signal?: AbortSignal;
+  signal?: AbortSignal | undefined;
 }
