@@ -64,7 +64,7 @@ func testSDKPython(t *testing.T, p *programs) {
 	})
 }
 
-// testSDKTypeScript runs the tests of the TypeScript client, in Node.js, Deno and Bun, and the examples of its guide with
+// testSDKTypeScript runs the tests of the TypeScript client, in Node.js, Deno and Bun, and the examples of its guides with
 // the package as it is published. Its packages come from npm, as package.json pins them.
 func testSDKTypeScript(t *testing.T, p *programs) {
 	root := t.TempDir()
@@ -106,32 +106,34 @@ func testSDKTypeScript(t *testing.T, p *programs) {
 	t.Run("unit node", func(t *testing.T) { run(t, "node", "--test", "build/tests/client_test.js") })
 	t.Run("unit bun", func(t *testing.T) { run(t, "node_modules/.bin/bun", "test", "./build/tests/client_test.js") })
 	t.Run("ai sdk", func(t *testing.T) { run(t, "node", "--test", "build/tests/ai.js") })
-	t.Run("guide", func(t *testing.T) {
+	t.Run("guides", func(t *testing.T) {
 		run(t, "npm", "pack", "--silent", "--pack-destination", root)
-		guide, err := os.ReadFile(filepath.Join(root, "typescript", "README.md"))
-		if err != nil {
+		if err := os.CopyFS(filepath.Join(root, "guide"), os.DirFS("testdata/typescript")); err != nil {
 			t.Fatal(err)
-		}
-		if err := os.CopyFS(filepath.Join(root, "guide"), os.DirFS(filepath.Join("testdata", "typescript"))); err != nil {
-			t.Fatal(err)
-		}
-		blocks := fence.FindAllStringSubmatch(string(guide), -1)
-		for _, b := range blocks {
-			if b[1] == "ts" {
-				if err := os.WriteFile(filepath.Join(root, "guide", b[2]), []byte(b[3]), 0o600); err != nil {
-					t.Fatal(err)
-				}
-			}
 		}
 		runIn(t, "guide", "npm", install...)
-		runIn(t, "guide", "npx", "tsc")
-		for i, b := range blocks {
-			if b[1] != "ts" || blocks[i+1][1] != "output" {
-				continue
+		for _, page := range []string{"../sdk/typescript/README.md", "../docs/guides/clients.md"} {
+			text, err := os.ReadFile(page)
+			if err != nil {
+				t.Fatal(err)
 			}
-			printed := runIn(t, "guide", "node", strings.TrimSuffix(b[2], ".ts")+".js")
-			if missing := missingLine(printed, blocks[i+1][3]); missing != "" {
-				t.Errorf("%s printed\n%s\nand not the documented line\n%s", b[2], printed, missing)
+			blocks := fence.FindAllStringSubmatch(string(text), -1)
+			for _, b := range blocks {
+				if b[1] == "ts" {
+					if err := os.WriteFile(filepath.Join(root, "guide", b[2]), []byte(b[3]), 0o600); err != nil {
+						t.Fatal(err)
+					}
+				}
+			}
+			runIn(t, "guide", "npx", "tsc")
+			for i, b := range blocks {
+				if b[1] != "ts" || blocks[i+1][1] != "output" {
+					continue
+				}
+				printed := runIn(t, "guide", "node", strings.TrimSuffix(b[2], ".ts")+".js")
+				if missing := missingLine(printed, blocks[i+1][3]); missing != "" {
+					t.Errorf("%s printed\n%s\nand not the documented line\n%s", b[2], printed, missing)
+				}
 			}
 		}
 	})

@@ -54,7 +54,14 @@ export function contextTool(context: Context, options: Described = {}): CodeTool
       `Runs ${context.info.language} code in an interpreter that keeps variables, imports and files between calls. ` +
         `Returns what the code prints, the value of its last expression, and pictures.`,
     inputSchema,
-    execute: ({ code }, { abortSignal }) => context.run({ code, interrupt_on_close: true }, { signal: abortSignal }),
+    execute: async ({ code }, { abortSignal }) => {
+      try {
+        return await context.run(code, { signal: abortSignal });
+      } catch (error) {
+        if (abortSignal?.aborted) await context.interrupt();
+        throw error;
+      }
+    },
     toModelOutput: ({ output }) => content(output, output.error?.traceback.join("\n") ?? problem(output)),
   });
 }
