@@ -20,8 +20,8 @@ export class FakeServer {
   readonly requests: Request[] = [];
   /** After how many bytes the first answers break off, undefined for whole ones. All further answers are whole. */
   readonly cuts: (number | undefined)[] = [];
-  /** The sizes of the whole answers, in bytes. */
-  readonly sizes: number[] = [];
+  /** The whole answers. */
+  readonly answers: Uint8Array[] = [];
   readonly #answer: (request: Request) => Answer;
   readonly #sockets = new Set<Socket>();
   readonly #server = createServer((socket) => this.#serve(socket));
@@ -54,7 +54,7 @@ export class FakeServer {
       this.requests.push(request);
       const bytes = encode(this.#answer(request));
       const cut = this.cuts.shift();
-      this.sizes.push(bytes.length);
+      this.answers.push(bytes);
       const sent = bytes.subarray(0, cut);
       socket.write(sent, () => cut === undefined ? socket.end() : socket.destroy());
     });
