@@ -37,7 +37,15 @@ export interface CommandResult {
   timed_out: boolean;
   /** Bytes of output that were lost because they were not read in time. */
   lost: number;
+  /** Whether the command printed more than 64 Mi characters. onStdout and onStderr have received all. */
+  truncated: boolean;
 }
+
+/** The most characters of each output that a result has: a command may print without end. */
+const longestOutput = 64 << 20;
+
+/** The largest message of a sandbox's guest, which a tenant may control, in bytes. */
+const longestMessage = 4 << 20;
 
 /** The largest piece of standard input that is sent at once, in bytes. */
 const inputPiece = 32 << 10;
@@ -224,12 +232,15 @@ class Run {
       status: end.exited ? "" : (end.status ?? ""),
       timed_out: false,
       lost: this.#lost,
+      truncated: this.#stdout.truncated || this.#stderr.truncated,
     };
   }
 }
 
-/** Collects the text of an output. */
+/** Keeps the beginning of an output. */
 class Output {
+  truncated = false;
+  #length = 0;
   readonly #decoder = new TextDecoder();
   readonly #parts: string[] = [];
   readonly #on: ((text: string) => void) | undefined;
@@ -249,7 +260,10 @@ class Output {
 
   #add(text: string): void {
     if (text === "") return;
-    this.#parts.push(text);
+    const kept = text.slice(0, longestOutput - this.#length);
+    if (kept !== "") this.#parts.push(kept);
+    this.#length += kept.length;
+    this.truncated ||= kept.length < text.length;
     this.#on?.(text);
   }
 }
@@ -273,6 +287,9 @@ async function* envelopes(body: AsyncIterable<Uint8Array>): AsyncGenerator<{ las
     let at = 0;
     while (bytes.length - at >= 5) {
       const length = new DataView(bytes.buffer).getUint32(at + 1);
+      if (length > longestMessage) {
+        throw new GuestError("resource_exhausted", `the sandbox sends a message of ${length} bytes`);
+      }
       if (bytes.length - at - 5 < length) break;
       const text = new TextDecoder().decode(bytes.subarray(at + 5, at + 5 + length));
       yield { last: (bytes[at]! & 2) !== 0, text };

@@ -412,6 +412,22 @@ const codes: Record<number, string> = {
   507: "resource_exhausted",
 };
 
+/** The largest part of an error's body that is read, in bytes. */
+const maxErrorBody = 64 << 10;
+
+async function beginningOf(response: Response): Promise<string> {
+  const decoder = new TextDecoder();
+  const reader = response.body?.getReader();
+  let text = "";
+  while (reader && text.length < maxErrorBody) {
+    const { done, value } = await reader.read();
+    if (done) return text;
+    text += decoder.decode(value, { stream: true });
+  }
+  await reader?.cancel();
+  return text;
+}
+
 async function readError(response: Response): Promise<BullpenError> {
   const retryAfter = Number.parseInt(response.headers.get("Retry-After") ?? "", 10);
   const details = {
@@ -421,7 +437,7 @@ async function readError(response: Response): Promise<BullpenError> {
     retry_after: retryAfter >= 0 ? retryAfter : undefined,
     permanent: response.headers.get("X-Should-Retry") === "false",
   };
-  const text = await response.text();
+  const text = await beginningOf(response);
   let envelope: Record<string, unknown> = {};
   try {
     envelope = Object(JSON.parse(text));
