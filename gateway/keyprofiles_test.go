@@ -52,15 +52,16 @@ func TestRequestChoosesAProfile(t *testing.T) {
 		"removed": {
 			`"profiles":["lost"]`, `"lost"`, "", 409, "missing_reference", `the profile "lost" does not exist`,
 		},
-		"form":                 {own, `"../web"`, "", 400, "", "profile"},
-		"type":                 {own, `["web"]`, "", 400, "", "profile must be a string"},
-		"default":              {key: builtIn, choose: `"default"`, want: "default"},
-		"none of the default":  {key: builtIn, choose: `null`, want: "default"},
-		"not of the default":   {builtIn, `"agents"`, "", 403, "profile_not_allowed", "may use default;"},
-		"default among others": {key: `"profile":"own","profiles":["default"]`, choose: `"default"`, want: "default"},
-		"its own twice":        {key: `"profile":"own","profiles":["own"]`, choose: `"own"`, want: "own"},
-		"a global administrator's": {
-			`"scopes":["execute","admin"],"global":true`, `"web"`, "", 403, "profile_not_allowed", "may use default;",
+		"form":                     {own, `"../web"`, "", 400, "", "profile"},
+		"type":                     {own, `["web"]`, "", 400, "", "profile must be a string"},
+		"default":                  {key: builtIn, choose: `"default"`, want: "default"},
+		"none of the default":      {key: builtIn, choose: `null`, want: "default"},
+		"not of the default":       {builtIn, `"agents"`, "", 403, "profile_not_allowed", "may use default;"},
+		"default among others":     {key: `"profile":"own","profiles":["default"]`, choose: `"default"`, want: "default"},
+		"its own twice":            {key: `"profile":"own","profiles":["own"]`, choose: `"own"`, want: "own"},
+		"a global administrator's": {key: `"scopes":["execute","admin"],"global":true`, choose: `"web"`, want: "web"},
+		"an organisation's administrator's": {
+			`"scopes":["execute","admin"]`, `"web"`, "", 403, "profile_not_allowed", "may use default;",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -86,6 +87,59 @@ func TestRequestChoosesAProfile(t *testing.T) {
 				got := a.json()
 				if a.status != c.status || got["reason"] != any(c.reason) && c.reason != "" ||
 					!strings.Contains(got["message"].(string), c.text) || a.header.Get("Retry-After") != "" {
+					t.Errorf("%d %s", a.status, a.body)
+				}
+			}
+		})
+	}
+}
+
+// Only global administrators choose an image. Others, even those whose profiles name the image, would
+// combine it with the network and the secrets of another profile.
+func TestRequestChoosesAnImage(t *testing.T) {
+	h := newProfilesHarness(t, "own")
+	for _, name := range []string{"data", "other"} {
+		h.registry.images[name] = &proto.Image{
+			Name: name, Digest: name, Languages: map[proto.Language]string{proto.Python: "/usr/bin/python3"},
+		}
+	}
+	h.do("POST", profilesPath, `{"name":"with-data","image":"data","network":{"policy":"blocked"}}`).want(201, "")
+	const admin = `"scopes":["execute","admin"],"global":true,"profile":"with-data"`
+	for name, c := range map[string]struct {
+		key    string // fields of the key
+		choose string // members of the request
+		want   string // the image of the job
+		status int
+		reason string
+		text   string
+	}{
+		"an administrator":       {key: admin, choose: `"image":"other"`, want: "other"},
+		"none":                   {key: admin, choose: `"image":""`, want: "data"},
+		"with a profile":         {key: admin, choose: `"profile":"own","image":"data"`, want: "data"},
+		"missing":                {admin, `"image":"nowhere"`, "", 400, "", `image "nowhere" does not exist`},
+		"a directory":            {admin, `"image":"/usr"`, "", 400, "", "image must be the name of an image"},
+		"a language it lacks":    {admin, `"image":"other","language":"ruby"`, "", 400, "", "ruby"},
+		"the profile's own":      {`"profile":"with-data"`, `"image":"data"`, "", 403, "image_not_allowed", "with-data"},
+		"of an allowed profile":  {`"profiles":["with-data"]`, `"image":"data"`, "", 403, "image_not_allowed", "default"},
+		"does not exist":         {`"profile":"own"`, `"image":"nowhere"`, "", 403, "image_not_allowed", "own"},
+		"of an organisation":     {`"scopes":["execute","admin"]`, `"image":"data"`, "", 403, "image_not_allowed", ""},
+		"with a foreign profile": {`"profile":"own"`, `"profile":"with-data","image":"data"`, "", 403, "profile_not_allowed", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, user := h.in(t).keyWith(c.key)
+			request := `{"code":"1",` + c.choose + `}`
+			if c.status == 0 {
+				job := user.jobOf(user.execute(request).want(200, ""))
+				if job.Sandbox.Image != c.want || job.Sandbox.ImageDigest != c.want || job.Image != c.want {
+					t.Errorf("image %q, %+v", job.Image, job.Sandbox)
+				}
+				return
+			}
+			for _, headers := range [][]string{nil, {"Accept", web.TypeNDJSON}, {"Prefer", "respond-async"}} {
+				a := user.execute(request, headers...)
+				got := a.json()
+				if a.status != c.status || got["reason"] != any(c.reason) && c.reason != "" ||
+					!strings.Contains(got["message"].(string), c.text) {
 					t.Errorf("%d %s", a.status, a.body)
 				}
 			}
@@ -168,7 +222,8 @@ func TestProfilesOfLaterExecutions(t *testing.T) {
 	h.do("POST", profilesPath, `{"name":"web"}`).want(201, "")
 	id, user := h.keyWith(`"profiles":["web"]`)
 
-	h.batch(`{"request":{"profile":"web"},"items":[{"code":"1"}]}`).want(403, "forbidden", `items[0]: the profile "web"`)
+	_, other := h.keyWith(`"scopes":["execute"]`)
+	other.batch(`{"request":{"profile":"web"},"items":[{"code":"1"}]}`).want(403, "forbidden", `items[0]: the profile "web"`)
 	user.batch(`{"request":{"profile":"web"},"items":[{"code":"1"},{"code":"2","profile":"default"}]}`).want(
 		http.StatusCreated, "")
 	b, shared := &batches.stored[0].Batch, []byte(batches.uploads[len(batches.uploads)-1].shared)

@@ -257,9 +257,9 @@ func TestJobHasTheSandboxOfItsKey(t *testing.T) {
 		"network":{"policy":"allowlist","allow":["pypi.org"]},"env":{"A":"profile","B":"profile"},"output":7,
 		"preload":["numpy","matplotlib.pyplot"],"system_calls":["cachestat"]}`).want(201, "")
 	user := h.bound("web")
-	// No field of a request changes a setting of the profile.
+	// No field of a tenant's request changes a setting of the profile.
 	a := user.execute(
-		`{"code":"1","env_vars":{"B":"request","C":"request"},"image":"/","cpu":64,"memory":"1024GiB",
+		`{"code":"1","env_vars":{"B":"request","C":"request"},"cpu":64,"memory":"1024GiB",
 		"network":{"policy":"unrestricted"},"pids":9999,"isolation":"strict",
 		"preload":["os"],"system_calls":["process_madvise"]}`).want(200, "")
 	job := h.jobOf(a)

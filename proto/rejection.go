@@ -39,6 +39,7 @@ const (
 	RejectedNoConnection Reason = "no_connection" // the storage connection does not exist
 	RejectedNoSecret     Reason = "no_secret"     // the secret does not exist
 	RejectedProfile      Reason = "profile"       // the API key may not choose the sandbox profile
+	RejectedImage        Reason = "image"         // the API key may not choose an image
 	RejectedSubPath      Reason = "sub_path"      // the API key does not have the path of a storage connection
 	RejectedLostMount    Reason = "lost_mount"    // the API key no longer has the part of a storage connection
 	RejectedCredentials  Reason = "credentials"   // the bucket of the storage connection no longer accepts its credentials
@@ -56,7 +57,7 @@ type Rejection struct {
 
 	Name    string     `json:"-"`
 	Profile string     `json:"-"` // the sandbox profile that names an image
-	Allowed []string   `json:"-"` // for [RejectedProfile], the profiles that the API key may choose
+	Allowed []string   `json:"-"` // for [RejectedProfile] and [RejectedImage], the profiles that the API key may choose
 	Plan    *PlanLimit `json:"-"` // nil if the reason is not about a plan, or the plan is unknown
 }
 
@@ -129,7 +130,7 @@ func (r Reason) final() bool {
 	case RejectedNoWorker, RejectedKey, RejectedScope, RejectedNoOrg, RejectedDeleted, RejectedSuspended, RejectedNoPlan,
 		RejectedMode, RejectedTimeout,
 		RejectedKeyTimeout, RejectedQuota, RejectedNoProfile, RejectedNoImage, RejectedNoConnection, RejectedNoSecret,
-		RejectedProfile, RejectedSubPath,
+		RejectedProfile, RejectedImage, RejectedSubPath,
 		RejectedLostMount, RejectedCredentials:
 		return true
 	default:

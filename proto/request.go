@@ -21,6 +21,7 @@ type Request struct {
 type Requested struct {
 	EnvNames []string `json:"env_names,omitempty"` // in ascending order
 	SubPaths []string `json:"sub_paths,omitempty"`
+	Image    string   `json:"image,omitempty"` // instead of the profile's
 }
 
 // Request returns the request that the execution keeps. It is nil for the guest of a live sandbox,

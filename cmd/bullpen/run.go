@@ -36,6 +36,7 @@ type programFlags struct {
 	Env       []string       `short:"e" sep:"none" placeholder:"NAME=VALUE" help:"Environment variable of the program. Repeatable."`
 	Metadata  []string       `short:"m" sep:"none" placeholder:"NAME=VALUE" help:"Metadata to store with the execution. Repeatable."`
 	Profile   string         `placeholder:"NAME" help:"Sandbox profile to run in, one that the API key may choose. Default: the key's own."`
+	Image     string         `placeholder:"IMAGE" help:"Image to run in instead of the profile's (global admin)."`
 	Thread    string         `placeholder:"ID" help:"Run in this thread, with the home directory that its last execution left. Created if it does not exist."`
 	Stdin     string         `placeholder:"FILE" help:"Standard input of the program, up to 1 MiB: a file, or - for standard input. Empty by default."`
 	File      string         `arg:"" help:"The program, or - for standard input."`
@@ -73,6 +74,7 @@ Examples:
   bullpen run -t 10 -e NAME=you greet.sh
   bullpen run --stdin data.csv sum.py -- --column 3
   bullpen run --thread notebook-1 cell.py
+  bullpen run --image slim hello.py
   bullpen run --rich --save-results pictures plot.py
   echo 'print(6 * 7)' | bullpen run -
   bullpen run --async --webhook-url https://example.com/hook long.py
@@ -193,7 +195,7 @@ func (c *runCommand) checkFlags() error {
 
 // request returns the request that the flags and arguments describe.
 func (c *programFlags) request(stdin io.Reader) (api.ExecuteRequest, error) {
-	req := api.ExecuteRequest{Profile: c.Profile, ThreadID: c.Thread, Args: c.Args}
+	req := api.ExecuteRequest{Profile: c.Profile, Image: c.Image, ThreadID: c.Thread, Args: c.Args}
 	var err error
 	if err = c.check(); err != nil {
 		return req, err

@@ -34,7 +34,7 @@ func enumOf(t reflect.Type, tag reflect.StructTag) []string {
 	case Reason:
 		return texts([]Reason{
 			ReasonScope, ReasonGlobal, ReasonPlan, ReasonSuspended, ReasonDeleted, ReasonAddress,
-			ReasonProfile, ReasonSession, ReasonNoWorker, ReasonMissing,
+			ReasonProfile, ReasonImage, ReasonSession, ReasonNoWorker, ReasonMissing,
 		})
 	case proto.NetworkPolicy:
 		return texts([]proto.NetworkPolicy{proto.NetworkBlocked, proto.NetworkUnrestricted, proto.NetworkAllowlist})

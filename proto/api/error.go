@@ -73,7 +73,7 @@ func Codes() []CodeInfo {
 		{
 			CodeForbidden, http.StatusForbidden, "Forbidden",
 			"The API key does not have the scope that the body names, or is not a global administrator's; or it is not for " +
-				"requests from this address; or it may not choose the sandbox profile; or the signed URL has expired, or is for " +
+				"requests from this address; or it may not choose the sandbox profile or the image; or the signed URL has expired, or is for " +
 				"another method; or a page of another origin sent a request with a session; or the login was refused.",
 			"this needs an API key with the scope files", nil,
 		},
@@ -220,6 +220,7 @@ const (
 	ReasonSession   Reason = "session_organisation" // X-Bullpen-Org does not name the organisation of the session
 	ReasonAddress   Reason = "address_not_allowed"  // the key is not for requests from this address
 	ReasonProfile   Reason = "profile_not_allowed"  // requests with the key may not choose the sandbox profile
+	ReasonImage     Reason = "image_not_allowed"    // requests with the key may not choose an image
 	ReasonNoWorker  Reason = "no_capable_worker"    // no worker offers what the execution needs
 	ReasonMissing   Reason = "missing_reference"    // the key, or its sandbox, names something that does not exist
 

@@ -28,6 +28,7 @@ type ExecuteRequest struct {
 	Language   proto.Language    `json:"language,omitempty" default:"python"`
 	Timeout    int               `json:"timeout,omitempty" default:"60" minimum:"1" must:"be a whole number of seconds, at least 1" doc:"Seconds. Above the plan's maximum: 429."`
 	Profile    string            `json:"profile,omitempty" pattern:"^([a-z0-9][a-z0-9._-]{0,62})?$" doc:"The sandbox profile to use: the API key's own, or another one of its profiles. Others are refused with 403 and the reason profile_not_allowed. Empty for the key's own. An extension of the public contract."`
+	Image      string            `json:"image,omitempty" pattern:"^([a-z0-9][a-z0-9._-]{0,62})?$" doc:"The image to use instead of the sandbox profile's, by its name. For keys of global administrators; others choose among the profiles of the key and are refused with 403 and the reason image_not_allowed. Empty for the profile's. An extension of the public contract."`
 	ThreadID   string            `json:"thread_id,omitempty" format:"thread-id" doc:"The thread whose home directory the program uses. Each execution locks the thread from its acceptance to its end: meanwhile, other requests with the thread get 409 immediately. The home is saved before the answer is visible."`
 	Metadata   map[string]string `json:"metadata,omitempty" maxProperties:"10" keyPattern:"^[A-Za-z0-9][A-Za-z0-9_.-]*$" keyMaxLength:"40" valueMaxLength:"256" doc:"For audit; the program does not see it."`
 	WebhookURL string            `json:"webhook_url,omitempty" format:"webhook-url" doc:"Where the result of an async execution is delivered, instead of the key's own URL. In the other modes its form is checked, and it is not used."`
@@ -60,6 +61,9 @@ func (r *ExecuteRequest) Validate() error {
 		if err := proto.CheckProfileForm("profile", r.Profile); err != nil {
 			return err
 		}
+	}
+	if r.Image != "" && !proto.ValidImageName(r.Image) {
+		return proto.FieldErrorf("image", "must be the name of an image: see `bullpen image list`")
 	}
 	if err := checkMetadata(r.Metadata); err != nil {
 		return err
@@ -144,7 +148,7 @@ func (r *ExecuteRequest) FillJob(job *proto.Job) {
 	job.Code, job.Language, job.Timeout, job.ThreadID = r.Code, r.Language, r.Timeout, r.ThreadID
 	job.Metadata, job.MaxAttempts = r.Metadata, r.MaxAttempts
 	job.Args, job.Stdin, job.KillGrace, job.StreamPartial, job.Rich = r.Args, r.Stdin, r.KillGrace, r.StreamPartial, r.Rich
-	job.Requested = &proto.Requested{EnvNames: sortedKeys(r.Env), SubPaths: r.SubPaths}
+	job.Requested = &proto.Requested{EnvNames: sortedKeys(r.Env), SubPaths: r.SubPaths, Image: r.Image}
 }
 
 // Hash identifies what the request asks for, however it is written: white space, the order of

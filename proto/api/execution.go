@@ -176,6 +176,7 @@ type SubmittedRequest struct {
 	Stdin       string            `json:"stdin"`
 	EnvNames    []string          `json:"env_names" doc:"The names of env_vars. The values are not kept."`
 	Profile     *string           `json:"profile" doc:"The sandbox profile that it was accepted with: that of the request, or the API key's own."`
+	Image       string            `json:"image,omitempty" doc:"The image that the request chose."`
 	Timeout     int               `json:"timeout" minimum:"1" doc:"Seconds."`
 	KillGrace   *proto.Seconds    `json:"kill_grace" minimum:"0" maximum:"30"`
 	Rich        bool              `json:"rich,omitempty"`
@@ -191,7 +192,8 @@ func NewSubmittedRequest(r *proto.Record) *SubmittedRequest {
 	x := r.Request
 	return &SubmittedRequest{
 		TraceID: r.TraceID, Mode: r.Mode, Code: x.Code, Language: r.Language, Args: append([]string{}, x.Args...),
-		Stdin: x.Stdin, EnvNames: append([]string{}, x.EnvNames...), Profile: optional(r.Profile), Timeout: r.Timeout,
+		Stdin: x.Stdin, EnvNames: append([]string{}, x.EnvNames...), Profile: optional(r.Profile), Image: x.Image,
+		Timeout:   r.Timeout,
 		KillGrace: x.KillGrace, Rich: x.Rich, ThreadID: optional(proto.UserThread(r.ThreadID)),
 		SubPaths: append([]string{}, x.SubPaths...), Metadata: orEmpty(r.Metadata), MaxAttempts: r.MaxAttempts,
 		WebhookURL: optional(r.WebhookURL),

@@ -120,6 +120,11 @@ func newRejection(r *proto.Rejection) *Error {
 		message := fmt.Sprintf("the profile %q is not allowed for this API key, which may use %s; an administrator can add "+
 			"it to the profiles of the key", proto.Shorten(r.Name), strings.Join(r.Allowed, ", "))
 		return &Error{Code: CodeForbidden, Reason: ReasonProfile, Message: message}
+	case proto.RejectedImage:
+		message := fmt.Sprintf("requests with this API key may not choose an image, only one of its profiles, %s; an "+
+			"administrator can create a profile with the image %q and add it to the profiles of the key",
+			strings.Join(r.Allowed, ", "), r.Name)
+		return &Error{Code: CodeForbidden, Reason: ReasonImage, Message: message}
 	case proto.RejectedSubPath:
 		return Errorf(CodeForbidden, "sub_paths must be in the parts of storage connections that the API key has; %q is "+
 			"not", proto.Shorten(r.Name))

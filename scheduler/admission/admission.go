@@ -108,6 +108,9 @@ func (a *Admission) Job(
 	if err != nil {
 		return nil, err
 	}
+	if err := a.chooseImage(ctx, c.Key, &profile, req.Image); err != nil {
+		return nil, err
+	}
 	sandbox, err := a.Sandbox(ctx, &profile, req.Language)
 	if err != nil {
 		return nil, err

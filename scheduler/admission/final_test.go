@@ -52,6 +52,7 @@ var answers = map[string]struct {
 	"RejectedNoConnection":   {reject(proto.RejectedNoConnection), ended, 409},
 	"RejectedNoSecret":       {reject(proto.RejectedNoSecret), ended, 409},
 	"RejectedProfile":        {reject(proto.RejectedProfile), ended, 403},
+	"RejectedImage":          {reject(proto.RejectedImage), ended, 403},
 	"RejectedSubPath":        {reject(proto.RejectedSubPath), ended, 403},
 	"RejectedLostMount":      {reject(proto.RejectedLostMount), ended, 409},
 	"RejectedCredentials":    {reject(proto.RejectedCredentials), ended, 409},

@@ -54,12 +54,13 @@ func (a *Admission) ProfileOf(ctx context.Context, key *proto.Key) (proto.Profil
 }
 
 // ProfileFor returns the sandbox profile that a request with a key chooses by name; an empty name
-// chooses the key's own. It returns a [*proto.Rejection] if the key does not allow the profile, and
-// if the profile does not exist: another one, such as the default, might allow more.
+// chooses the key's own. A global administrator, who may create a key for any profile, may choose any
+// profile. ProfileFor returns a [*proto.Rejection] if the key does not allow the profile, and if the
+// profile does not exist: another one, such as the default, might allow more.
 func (a *Admission) ProfileFor(ctx context.Context, key *proto.Key, name string) (proto.Profile, error) {
 	allowed := key.AllowedProfiles()
 	name = cmp.Or(name, allowed[0])
-	if !slices.Contains(allowed, name) {
+	if !slices.Contains(allowed, name) && !key.GlobalAdmin() {
 		return proto.Profile{}, &proto.Rejection{Reason: proto.RejectedProfile, Name: name, Allowed: allowed}
 	}
 	p, err := a.Profile(ctx, name)
@@ -67,6 +68,26 @@ func (a *Admission) ProfileFor(ctx context.Context, key *proto.Key, name string)
 		return p, &proto.Rejection{Reason: proto.RejectedNoProfile, Name: name}
 	}
 	return p, err
+}
+
+// chooseImage replaces the image of a profile by one that a request with a key names; an empty name
+// keeps the profile's. Only global administrators may choose. For others, an image is bound to the
+// network, the secrets and the limits of the profiles that name it: it may contain what must not leave
+// the network of its profile.
+func (a *Admission) chooseImage(ctx context.Context, key *proto.Key, p *proto.Profile, name string) error {
+	if name == "" {
+		return nil
+	}
+	if !key.GlobalAdmin() {
+		return &proto.Rejection{Reason: proto.RejectedImage, Name: name, Allowed: key.AllowedProfiles()}
+	}
+	if _, err := a.Images.Image(ctx, name); errors.Is(err, proto.ErrNotFound) {
+		return proto.FieldErrorf("image", "%q does not exist: see `bullpen image list`", name)
+	} else if err != nil {
+		return fmt.Errorf("look up image %s: %w", name, err)
+	}
+	p.Image = name
+	return nil
 }
 
 // DefaultProfile returns the profile of keys without one.
