@@ -149,6 +149,7 @@ test-all: packages browser build agents s3server deno test-deploy ## run the tes
 	$(clienttest)
 	go -C bench test ./...
 	go -C deploy/prometheus test ./...
+	deploy/first-hour.sh $(flags)
 
 .PHONY: mutants
 mutants: build s3server ## check that the ledger test finds each bug of e2e/mutants; as root
@@ -197,6 +198,10 @@ sdk-types: ## generate the types of the clients in other languages from the Open
 .PHONY: image-test
 image-test: build s3server ## build sandbox images and run programs in them; needs mmdebstrap, npm, pip and a network; flags="--stale-index …"
 	IMAGE_FLAGS='$(flags)' go test -tags=imagetest -run='^(TestImageBuild|TestDataImage)$$' -v -timeout 60m ./e2e
+
+.PHONY: first-hour
+first-hour: ## do what the README shows to a newcomer, in a fresh clone, and print the times; needs a network; flags="--stale-index …"; as root
+	deploy/first-hour.sh $(flags)
 
 .PHONY: lint
 lint: init console deno ## check the code: linters, formatting, who imports whom

@@ -138,7 +138,7 @@ func singleTests() map[string]func(*testing.T, *programs) {
 		"disk-reserve":      testDiskReserve,
 		"dispatcher-killed": func(t *testing.T, p *programs) { testDispatcherKilled(t, p, topology{separate: true}) },
 		"docs":              testDocs, "drain-async": testDrainAsync, "foreign-image": testForeignImage, "golden": testGolden,
-		"image":            testImage,
+		"image": testImage, "init": testInit,
 		"missing-language": testMissingLanguage, "names": testNames,
 		"message-batches-expired": testMessageBatchesExpired, "message-batches-killed": testMessageBatchesKilled,
 		"no-nsjail": testNoNsjail, "no-worker": testNoWorker, "org-deleted": testOrgDeleted,

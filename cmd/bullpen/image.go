@@ -104,6 +104,9 @@ func upload(
 	if err := os.Remove(packed.Name()); err != nil {
 		return nil, fmt.Errorf("pack the image: %w", err)
 	}
+	progress := newSteps(to)
+	defer progress.close()
+	progress.begin("compressing the image")
 	packedImage, err := t.Pack(packed)
 	if err != nil {
 		return nil, err
@@ -111,8 +114,9 @@ func upload(
 	if _, err := packed.Seek(0, io.SeekStart); err != nil {
 		return nil, fmt.Errorf("read the packed image: %w", err)
 	}
-	to.progressf("sending %s, %s", packedImage.Digest, mib(packedImage.Size))
-	return cl.Admin().PutImage(ctx, name, packedImage.Digest, packed, packedImage.Size)
+	progress.begin("sending the image")
+	body := &countedReader{from: packed, size: packedImage.Size, steps: progress}
+	return cl.Admin().PutImage(ctx, name, packedImage.Digest, body, packedImage.Size)
 }
 
 // printOmitted prints what was left out of the image.

@@ -26,6 +26,8 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/bullpen-run/bullpen/deploy/images"
 	"github.com/bullpen-run/bullpen/storage/image"
 )
@@ -114,30 +116,43 @@ func (c *imageBuildCommand) build(io streams) (*imageBuild, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &imageBuild{imageBuildCommand: c, recipe: recipe, files: from, steps: newSteps(io)}, nil
+	return &imageBuild{imageBuildCommand: c, streams: io, recipe: recipe, files: from}, nil
 }
 
 // imageBuild is a build of an image. Its steps are tools that run one after another.
 type imageBuild struct {
 	*imageBuildCommand
-	recipe *images.Recipe
-	files  fs.FS  // of the recipe
-	dir    string // temporary
-	steps  *steps
-	tools  map[string]string // paths by name
+	streams streams
+	recipe  *images.Recipe
+	files   fs.FS // of the recipe
+	parts   *partCache
+	dir     string // temporary, in the cache
+	steps   *steps
+	tools   map[string]string // paths by name
 }
 
 func (b *imageBuild) run(ctx context.Context, t *image.Tree) (err error) {
 	if err := b.findTools(); err != nil {
 		return err
 	}
-	if b.dir, err = os.MkdirTemp("", "bullpen-build-*"); err != nil {
+	if b.parts, err = openPartCache(); err != nil {
+		return err
+	}
+	if b.dir, err = os.MkdirTemp(b.parts.dir, "build-"); err != nil {
 		return fmt.Errorf("make a directory for the build: %w", err)
 	}
-	defer func() { _ = os.RemoveAll(b.dir) }() // in the temporary directory
-	defer b.steps.end()
-	began := time.Now()
-	if err := b.checkIndexes(ctx); err != nil {
+	defer func() { _ = os.RemoveAll(b.dir) }() // of the build alone
+	b.steps = newSteps(b.streams)
+	defer b.steps.close()
+	requirements, err := b.requirements()
+	if err != nil {
+		return err
+	}
+	if err := b.checkIndexes(ctx, len(requirements) > 0); err != nil {
+		return err
+	}
+	began, err := b.packages(ctx, t, requirements)
+	if err != nil {
 		return err
 	}
 	node, err := b.node(ctx)
@@ -145,13 +160,6 @@ func (b *imageBuild) run(ctx context.Context, t *image.Tree) (err error) {
 		return err
 	}
 	if err := b.npm(ctx, t); err != nil {
-		return err
-	}
-	install, err := b.pip(ctx)
-	if err != nil {
-		return err
-	}
-	if err := b.debian(ctx, t, install); err != nil {
 		return err
 	}
 	if node != "" {
@@ -209,10 +217,11 @@ func command(ctx context.Context, path string, args ...string) *exec.Cmd {
 // tool runs a tool as a part of the current step and returns its output.
 func (b *imageBuild) tool(ctx context.Context, name, dir string, args ...string) ([]byte, error) {
 	cmd := command(ctx, b.tools[name], args...)
-	cmd.Dir, cmd.Stderr = dir, b.steps
+	shown := b.steps.output()
+	cmd.Dir, cmd.Stderr = dir, shown
 	out, err := cmd.Output()
 	if err != nil {
-		return nil, b.steps.failed(fmt.Errorf("%s: %w", name, err))
+		return nil, shown.failed(fmt.Errorf("%s: %w", name, err))
 	}
 	return out, nil
 }
@@ -222,24 +231,24 @@ const pipDir = "/tmp/bullpen-build"
 
 // installScript installs Python packages inside the new root file system, without a network. Debian
 // has pip as a wheel, which can be run. Compiled files do not depend on times, and are never checked,
-// since images are read-only.
+// since images are read-only. The packages' own tests, two fifths of the files of python-data, are not
+// compiled: programs do not import them. At the end, what was installed is below /tmp/part.
 const installScript = `set -e
 cd ` + pipDir + `
+touch installing
 pip="$(echo /usr/share/python-wheels/pip-*.whl)/pip"
-for requirements in requirements-*.txt; do
-	python3 "$pip" install --no-index --find-links wheels --only-binary :all: \
-		--no-compile --no-cache-dir --root-user-action ignore \
-		--break-system-packages --requirement "$requirements"
-done
-python3 -m compileall -q --invalidation-mode unchecked-hash /usr/local/lib
-cd /
-rm -rf ` + pipDir + `
+python3 "$pip" install --no-index --find-links wheels --only-binary :all: \
+	--no-compile --no-cache-dir --root-user-action ignore --no-warn-script-location --progress-bar off \
+	--break-system-packages --requirement requirements.txt
+echo compiling >&2
+find /usr/local/lib -name tests -prune -o -name '*.py' -cnewer installing -print >compile
+python3 -W ignore -m compileall -q -j 0 --invalidation-mode unchecked-hash -i compile
+mkdir -p /tmp/part/usr
+mv /usr/local /tmp/part/usr/
 `
 
-// pip downloads Python packages. It returns mmdebstrap's arguments for installing them, none if
-// there are no packages.
-func (b *imageBuild) pip(ctx context.Context) (args []string, err error) {
-	var texts [][]byte
+// requirements returns the texts of the requirements for pip: the recipe's and those of the flags.
+func (b *imageBuild) requirements() (texts [][]byte, err error) {
 	if b.recipe.Pip != "" {
 		text, err := fs.ReadFile(b.files, b.recipe.Pip)
 		if err != nil {
@@ -254,46 +263,134 @@ func (b *imageBuild) pip(ctx context.Context) (args []string, err error) {
 		}
 		texts = append(texts, text)
 	}
-	if len(texts) == 0 {
-		return nil, nil
-	}
-	version, ok := strings.CutPrefix(b.recipe.Python, "python")
-	if !ok || version == "" {
+	if version, ok := strings.CutPrefix(b.recipe.Python, "python"); len(texts) > 0 && (!ok || version == "") {
 		return nil, usagef("Python packages need a package of one version of Python, such as python3.14, not %q",
 			b.recipe.Python)
 	}
-	dir := filepath.Join(b.dir, filepath.Base(pipDir))
-	if err := os.MkdirAll(filepath.Join(dir, "wheels"), //nolint:gosec // no secrets; another user may read it
-		0o755); err != nil {
-		return nil, fmt.Errorf("make a directory for the build: %w", err)
+	return texts, nil
+}
+
+// packages adds Debian's packages to the tree, and those that each text of requirements installs on top of
+// the previous ones. Each is a part, and only missing parts are built. Wheels are downloaded while Debian's
+// packages are installed. It returns when the build of the parts began.
+func (b *imageBuild) packages(ctx context.Context, t *image.Tree, requirements [][]byte) (began time.Time, err error) {
+	content := []any{runtime.GOARCH, b.mmdebstrap(len(requirements) > 0)}
+	base, err := b.parts.part("debian", time.Now(), content...)
+	if err != nil {
+		return began, err
 	}
-	download := []string{
-		"-m", "pip", "download", "--disable-pip-version-check", "--only-binary", ":all:", "--dest",
-		"wheels", "--python-version", version, "--implementation", "cp",
+	parts, step := []part{base}, "installing packages of Debian "+b.recipe.Suite
+	group, groupCtx := errgroup.WithContext(ctx)
+	for i, text := range requirements {
+		content = append(content, installScript, string(text))
+		p, err := b.parts.part("python", base.made, content...)
+		if err != nil {
+			return began, err
+		}
+		p.exists = p.exists && parts[i].exists // it was built on top of another one
+		parts = append(parts, p)
+	}
+	missing := slices.IndexFunc(parts, func(p part) bool { return !p.exists })
+	switch {
+	case missing < 0:
+		b.steps.begin("taking all packages from the cache")
+	case missing == 0 && len(requirements) > 0:
+		step += " and downloading Python packages"
+	case missing > 0:
+		step = "downloading Python packages"
+	}
+	if missing >= 0 {
+		b.steps.begin(step)
+		group.Go(func() error { return b.debian(groupCtx, base, len(requirements) > 0) })
+		group.Go(func() error {
+			for i := max(missing, 1); i < len(parts); i++ {
+				if err := b.download(groupCtx, i, requirements[i-1]); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+	if err := group.Wait(); err != nil {
+		return began, err
+	}
+	for i := 1; i < len(parts); i++ {
+		if err := b.install(ctx, i, parts); err != nil {
+			return began, err
+		}
+	}
+	b.steps.begin("reading the files")
+	for _, p := range parts {
+		if err := p.addTo(t); err != nil {
+			return began, err
+		}
+	}
+	return base.made, nil
+}
+
+// pipDirOf returns the directory with the files of part i for pip. It becomes pipDir.
+func (b *imageBuild) pipDirOf(i int) string {
+	return filepath.Join(b.dir, fmt.Sprint(i), filepath.Base(pipDir))
+}
+
+// download downloads the wheels of requirements for part i, unless they are in the cache.
+func (b *imageBuild) download(ctx context.Context, i int, requirements []byte) error {
+	dir := b.pipDirOf(i)
+	wheels := filepath.Join(dir, "wheels")
+	err := os.MkdirAll(wheels, 0o755) //nolint:gosec // no secrets; another user may read it
+	for name, text := range map[string][]byte{"requirements.txt": requirements, "install.sh": []byte(installScript)} {
+		if err == nil {
+			err = os.WriteFile(filepath.Join(dir, name), text, 0o644) //nolint:gosec // as above
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("prepare the download of Python packages: %w", err)
+	}
+	args := []string{
+		"-m", "pip", "download", "--disable-pip-version-check", "--progress-bar", "off", "--only-binary", ":all:",
+		"--dest", wheels, "--find-links", b.parts.wheels(), "--requirement", "requirements.txt",
+		"--python-version", strings.TrimPrefix(b.recipe.Python, "python"), "--implementation", "cp",
 	}
 	for _, platform := range wheelPlatforms() {
-		download = append(download, "--platform", platform)
+		args = append(args, "--platform", platform)
 	}
-	for n, text := range texts {
-		name := fmt.Sprintf("requirements-%d.txt", n)
-		if err := os.WriteFile(filepath.Join(dir, name), text, 0o644); err != nil { //nolint:gosec // as above
-			return nil, fmt.Errorf("write the requirements: %w", err)
-		}
-		b.steps.begin("downloading Python packages")
-		if _, err := b.tool(ctx, "python3", dir, append(slices.Clone(download), "--requirement", name)...); err != nil {
-			return nil, err
-		}
+	if _, err := b.tool(ctx, "python3", dir, args...); err != nil {
+		return err
 	}
-	if err := os.WriteFile(filepath.Join(dir, "install.sh"), []byte(installScript), //nolint:gosec // as above
-		0o644); err != nil {
-		return nil, fmt.Errorf("write the build's script: %w", err)
+	downloaded, err := os.ReadDir(wheels)
+	for _, wheel := range downloaded {
+		err = errors.Join(err, os.Link(filepath.Join(wheels, wheel.Name()), filepath.Join(b.parts.wheels(), wheel.Name())))
 	}
-	return []string{
-		"--include=python3-pip-whl,libstdc++6", // manylinux wheels expect the C++ library of the system
-		"--customize-hook=copy-in " + dir + " " + filepath.Dir(pipDir),
-		`--customize-hook=chroot "$1" sh ` + pipDir + `/install.sh`,
-	}, nil
+	if err != nil && !errors.Is(err, fs.ErrExist) {
+		return fmt.Errorf("keep Python packages: %w", err)
+	}
+	return nil
 }
+
+// install builds part i of parts, whose packages are downloaded, unless it exists.
+func (b *imageBuild) install(ctx context.Context, i int, parts []part) error {
+	if parts[i].exists {
+		return nil
+	}
+	b.steps.begin("installing Python packages")
+	file := filepath.Join(b.dir, "python.tar")
+	args := []string{"--format=null", "--variant=custom", "--skip=update"}
+	for _, p := range parts[:i] {
+		args = append(args, "--setup-hook=tar-in "+hookArg(p.file)+" /")
+	}
+	args = append(args,
+		"--customize-hook=copy-in "+hookArg(b.pipDirOf(i))+" "+filepath.Dir(pipDir),
+		`--customize-hook=chroot "$1" sh `+pipDir+`/install.sh`,
+		"--customize-hook=tar-out /tmp/part/usr "+hookArg(file),
+		"--", b.recipe.Suite, "-")
+	if _, err := b.tool(ctx, "mmdebstrap", b.dir, append(args, b.Mirror...)...); err != nil {
+		return err
+	}
+	return parts[i].store(file)
+}
+
+// hookArg quotes a path for a hook of mmdebstrap.
+func hookArg(path string) string { return "'" + strings.ReplaceAll(path, "'", `'"'"'`) + "'" }
 
 // wheelPlatforms returns the platforms of wheels that run on Debian's C library, newest first.
 func wheelPlatforms() (all []string) {
@@ -362,19 +459,9 @@ func (b *imageBuild) npm(ctx context.Context, t *image.Tree) error {
 	return t.AddDir(filepath.Dir(modules))
 }
 
-// checkIndexes makes mmdebstrap read the indexes and resolve the packages without installing. It
-// finds a stale index or a missing package before the rest is downloaded, which takes minutes.
-func (b *imageBuild) checkIndexes(ctx context.Context) error {
-	if len(b.tools) == 1 {
-		return nil // mmdebstrap is the only one that downloads
-	}
-	b.steps.begin("checking the package indexes of Debian " + b.recipe.Suite)
-	_, err := b.tool(ctx, "mmdebstrap", b.dir, b.mmdebstrap("--simulate", "--format=null")...)
-	return err
-}
-
-// mmdebstrap returns arguments for mmdebstrap: flags, and then the image's Debian packages.
-func (b *imageBuild) mmdebstrap(flags ...string) []string {
+// mmdebstrap returns the arguments of mmdebstrap that decide what Debian's part of the image contains. python
+// adds what Python packages need.
+func (b *imageBuild) mmdebstrap(python bool) []string {
 	packages := basePackages()
 	if b.recipe.Node != "" || b.NodeTarball != "" {
 		packages = append(packages, "libatomic1", "libstdc++6")
@@ -382,43 +469,44 @@ func (b *imageBuild) mmdebstrap(flags ...string) []string {
 	if b.recipe.Python != "" {
 		packages = append(packages, b.recipe.Python)
 	}
-	packages = append(packages, b.recipe.Packages...)
-	args := append(flags, "--variant=essential", "--include="+strings.Join(packages, ","))
+	if python {
+		packages = append(packages, "python3-pip-whl", "libstdc++6") // manylinux wheels expect the C++ library
+	}
+	args := []string{
+		"--format=tar", "--variant=essential", "--include=" + strings.Join(append(packages, b.recipe.Packages...), ","),
+		"--dpkgopt=path-exclude=/usr/share/doc/*", "--dpkgopt=path-include=/usr/share/doc/*/copyright",
+		"--dpkgopt=path-exclude=/usr/share/man/*", "--dpkgopt=path-exclude=/usr/share/locale/*",
+	}
 	if b.StaleIndex {
 		args = append(args, `--aptopt=Acquire::Check-Valid-Until "false"`)
+	}
+	if python := b.recipe.Python; python != "" {
+		// Programs are run with python3, which the package of a version does not install.
+		args = append(args, `--customize-hook=test -e "$1/usr/bin/python3" || ! test -e "$1/usr/bin/`+python+
+			`" || ln -s `+python+` "$1/usr/bin/python3"`)
 	}
 	return append(append(args, "--", b.recipe.Suite, "-"), b.Mirror...)
 }
 
-// debian adds Debian's packages to the tree, and those installed by mmdebstrap's arguments.
-func (b *imageBuild) debian(ctx context.Context, t *image.Tree, install []string) error {
-	flags := []string{
-		"--format=tar",
-		"--dpkgopt=path-exclude=/usr/share/doc/*", "--dpkgopt=path-include=/usr/share/doc/*/copyright",
-		"--dpkgopt=path-exclude=/usr/share/man/*", "--dpkgopt=path-exclude=/usr/share/locale/*",
+// debian builds the part with Debian's packages, unless it exists. Packages that it has downloaded when it
+// fails stay in the cache.
+func (b *imageBuild) debian(ctx context.Context, p part, python bool) error {
+	if p.exists {
+		return nil
 	}
-	if python := b.recipe.Python; python != "" {
-		// Programs are run with python3, which the package of a version does not install.
-		flags = append(flags, `--customize-hook=test -e "$1/usr/bin/python3" || ! test -e "$1/usr/bin/`+python+
-			`" || ln -s `+python+` "$1/usr/bin/python3"`)
+	const archives = "/var/cache/apt/archives"
+	keep := "sync-out " + archives + " " + hookArg(b.parts.debs())
+	file := filepath.Join(b.dir, "debian.tar")
+	args := append([]string{
+		"--skip=essential/unlink", `--setup-hook=mkdir -p "$1` + archives + `"`,
+		"--setup-hook=sync-in " + hookArg(b.parts.debs()) + " " + archives,
+		"--essential-hook=" + keep, "--customize-hook=" + keep,
+	}, b.mmdebstrap(python)...)
+	args[slices.Index(args, "-")] = file
+	if _, err := b.tool(ctx, "mmdebstrap", b.dir, args...); err != nil {
+		return err
 	}
-	args := b.mmdebstrap(append(flags, install...)...)
-	b.steps.begin("installing packages of Debian " + b.recipe.Suite)
-	cmd := command(ctx, b.tools["mmdebstrap"], args...)
-	cmd.Stderr = b.steps
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		return fmt.Errorf("run mmdebstrap: %w", err)
-	}
-	if err := cmd.Start(); err != nil {
-		return fmt.Errorf("run mmdebstrap: %w", err)
-	}
-	added := t.AddTar(out)
-	_, _ = io.Copy(io.Discard, out) // padding, or the rest after an error; Wait reports read errors
-	if err := cmd.Wait(); err != nil {
-		return b.steps.failed(fmt.Errorf("mmdebstrap: %w", err))
-	}
-	return added
+	return p.store(file)
 }
 
 // node returns the path of an archive with Node, or "" for an image without it.

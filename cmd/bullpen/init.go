@@ -1,12 +1,17 @@
 package main
 
 import (
+	"bufio"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
+	"os"
 	"slices"
+	"strings"
+	"time"
 
 	"github.com/bullpen-run/bullpen/client"
 	"github.com/bullpen-run/bullpen/proto"
@@ -15,86 +20,218 @@ import (
 )
 
 const (
-	e2bProfile   = "base" // the template of E2B's clients that name none
-	e2bRecipe    = "e2b"  // and the name of the image
+	dataMemory   = 2 * proto.GiB
 	e2bTerminals = 16
 	e2bMemory    = 2 * proto.GiB
 	e2bRoot      = 8 * proto.GiB
 	e2bInodes    = 1 << 19 // npm's packages are many small files
+	agentsMemory = 2 * proto.GiB
 )
 
 type initCommand struct {
-	remote `embed:""`
-	E2B    bool     `name:"e2b" required:"" help:"For E2B's clients: an image, the sandbox profile base with it, and an API key."`
-	Org    string   `default:"default" placeholder:"ORG" help:"Organisation of the API key. Default: ${default}."`
-	Name   string   `default:"e2b" placeholder:"NAME" help:"Name of the API key, for people. Default: ${default}."`
-	Image  *string  `placeholder:"IMAGE" help:"Image of the profile, instead of building one. Empty: the runtimes of the workers' hosts, which root cannot change."`
-	Mirror []string `placeholder:"SOURCE" help:"A mirror of Debian for the image, as for bullpen image build."`
+	remote     `embed:""`
+	Data       bool     `help:"For data analysis: Python with pandas, matplotlib, IPython and others."`
+	E2B        bool     `name:"e2b" help:"For E2B's clients."`
+	Agents     bool     `help:"For coding agents."`
+	Org        string   `default:"default" placeholder:"ORG" help:"Organisation of the API keys. Default: ${default}."`
+	Name       string   `placeholder:"NAME" help:"Name of the API key, for people. Default: data, e2b or agents."`
+	Image      *string  `placeholder:"IMAGE" help:"Image of the profile, instead of building one. Empty: the runtimes of the workers' hosts, which root cannot change."`
+	Mirror     []string `placeholder:"SOURCE" help:"A mirror of Debian for the image, as for bullpen image build."`
+	StaleIndex bool     `help:"Accept an expired index of a mirror."`
 }
 
 func (*initCommand) Help() string {
-	return `Creates what E2B's clients need, unless it exists: the image e2b (bullpen image build --from e2b, some
-minutes), and the sandbox profile base, with that image, a network, terminals, 2 GiB of memory, and a root file
-system that root may change, for apt and pip. Then creates a new API key in E2B's form that is bound to the profile.
-Prints the variables that E2B's clients read, so that a shell can evaluate them:
+	return `Creates what a kind of work needs: an image (bullpen image build, some minutes), a sandbox profile with it, and an
+API key that is bound to the profile. On a terminal it asks for which kinds. What exists stays as it is, so a second
+run changes nothing.
 
-  eval "$(bullpen init --e2b)"
+  --data    the image data (recipe python-data), and the profile data with 2 GiB of memory and no network
+  --e2b     the image e2b, and the profile base with a network, terminals, 2 GiB of memory, and a root file system that
+            root may change, for apt and pip
+  --agents  the image agents (recipe default, with git and ripgrep), and the profile coding with 2 GiB of memory and no
+            network
 
-The server cannot show the key again. Building an image needs mmdebstrap; --image names another one.`
+Prints the variables with the new keys, so that a shell can evaluate them. The server cannot show a key again.
+
+  eval "$(bullpen init --data)"
+
+Building an image needs mmdebstrap; --image names another one.`
 }
 
-// e2bEnv are the variables that E2B's clients read.
-type e2bEnv struct {
-	Key     string `json:"E2B_API_KEY"`
-	API     string `json:"E2B_API_URL"`
-	Sandbox string `json:"E2B_SANDBOX_URL"`
+// starter is what a kind of work needs.
+type starter struct {
+	name     string // of the image and of the API key
+	question string
+	build    imageBuildCommand
+	profile  string // its name
+	format   proto.KeyFormat
+	settings func(profile map[string]any, image string)
+	env      func(key, url string) map[string]string // variables for clients
+	next     string                                  // what to try, for a program's name
+}
+
+// starters returns the kinds of work.
+func starters() (data, e2b, agents starter) {
+	return starter{
+			name: "data", question: "Analyse data and draw plots with Python?",
+			build: imageBuildCommand{From: "python-data"}, profile: "data",
+			settings: func(p map[string]any, _ string) { p["memory"] = dataMemory },
+			env: func(key, url string) map[string]string {
+				return map[string]string{"BULLPEN_API_KEY": key, "BULLPEN_URL": url}
+			},
+			next: "a first plot:\n\n  echo 'import matplotlib.pyplot as plt; plt.plot([1, 4, 9, 16]); plt.show()' | " +
+				"%s run --profile data --rich -\n",
+		}, starter{
+			name: "e2b", question: "Run programs written for E2B's sandboxes?",
+			build: imageBuildCommand{From: "e2b"}, profile: "base", // the template of E2B's clients that name none
+			format: proto.KeyFormatE2B,
+			settings: func(p map[string]any, image string) {
+				p["memory"], p["terminals"] = e2bMemory, e2bTerminals
+				p["network"] = proto.Network{Policy: proto.NetworkUnrestricted}
+				// Debian's pip would refuse to install beside its packages; E2B's does not.
+				p["env"] = map[string]string{"PIP_BREAK_SYSTEM_PACKAGES": "1", "PIP_ROOT_USER_ACTION": "ignore"}
+				if image != "" {
+					p["disk"] = map[string]any{"root": e2bRoot, "inodes": e2bInodes}
+				}
+			},
+			env: func(key, url string) map[string]string {
+				return map[string]string{"E2B_API_KEY": key, "E2B_API_URL": url, "E2B_SANDBOX_URL": url}
+			},
+			next: "a first E2B sandbox:\n\n  pip install e2b\n" +
+				"  python3 -c 'from e2b import Sandbox; print(Sandbox.create().commands.run(\"uname -a\").stdout)'\n",
+		}, starter{
+			name: "agents", question: "Run coding agents, such as Claude Code?",
+			build: imageBuildCommand{From: "default", Package: []string{"git", "procps", "ripgrep"}}, profile: "coding",
+			settings: func(p map[string]any, _ string) { p["memory"] = agentsMemory },
+			env: func(key, url string) map[string]string {
+				return map[string]string{"BULLPEN_AGENTS_API_KEY": key, "BULLPEN_URL": url}
+			},
+			next: "a coding agent. Restart the server with its program and a model:\n\n" +
+				"  %[1]s agent install claude --dir agents\n" +
+				"  %[1]s serve --agents agents --agent-upstream URL\n" +
+				"  BULLPEN_API_KEY=$BULLPEN_AGENTS_API_KEY %[1]s agent chat claude\n",
+		}
 }
 
 func (c *initCommand) Run(ctx context.Context, s streams) error {
-	return request(s, &c.remote, func(cl *client.Client) (*e2bEnv, error) {
-		if err := c.ensureProfile(ctx, s, cl); err != nil {
-			return nil, err
+	wanted, err := c.wanted(ctx, s)
+	if err != nil {
+		return err
+	}
+	if len(wanted) > 1 && (c.Image != nil || c.Name != "") {
+		return usagef("--image and --name need exactly one of --data, --e2b and --agents")
+	}
+	cl, err := c.client(s)
+	if err != nil {
+		return err
+	}
+	env := map[string]string{}
+	for _, w := range wanted {
+		if err := c.ensureProfile(ctx, s, cl, &w); err != nil {
+			return err
 		}
-		key, err := cl.Admin().Keys.Create(ctx, &api.KeyRequest{
-			Org: c.Org, Profile: e2bProfile, Format: string(proto.KeyFormatE2B), KeySettings: api.KeySettings{Name: c.Name},
-		})
+		key, err := c.ensureKey(ctx, s, cl, &w)
 		if err != nil {
-			return nil, uncertain(err, "see `bullpen key list`")
+			return err
 		}
-		return &e2bEnv{key.Secret, c.URL, c.URL}, nil
-	}, func(p *page, e *e2bEnv) {
-		p.textf("export E2B_API_KEY=%s\nexport E2B_API_URL=%s\nexport E2B_SANDBOX_URL=%s\n", e.Key, e.API, e.Sandbox)
+		if key != "" {
+			maps.Copy(env, w.env(key, c.URL))
+		}
+	}
+	err = show(s, c.JSON, env, func(p *page, env map[string]string) {
+		for _, name := range slices.Sorted(maps.Keys(env)) {
+			p.textf("export %s=%s\n", name, env[name])
+		}
 	})
+	for _, w := range wanted {
+		_, _ = fmt.Fprintf(s.err, "\nNext, "+strings.ReplaceAll(w.next, "%s", "%[1]s"), os.Args[0])
+	}
+	return err
 }
 
-// ensureProfile creates the profile of E2B's clients, and its image, unless they exist.
-func (c *initCommand) ensureProfile(ctx context.Context, s streams, cl *client.Client) error {
-	_, err := cl.Admin().Profile(ctx, e2bProfile)
+// wanted returns the kinds of work that the flags name or, without flags, those that the person at the terminal
+// chooses.
+func (c *initCommand) wanted(ctx context.Context, s streams) (wanted []starter, err error) {
+	data, e2b, agents := starters()
+	choices := []struct {
+		flag bool
+		of   starter
+	}{{c.Data, data}, {c.E2B, e2b}, {c.Agents, agents}}
+	ask := !c.Data && !c.E2B && !c.Agents
+	in, ok := s.in.(*os.File)
+	if ask && (!ok || !isTerminal(in) || !s.terminal) {
+		return nil, usagef("choose with --data, --e2b and --agents: questions need a terminal")
+	}
+	lines := bufio.NewReader(s.in)
+	for _, choice := range choices {
+		yes := choice.flag
+		if ask {
+			if yes, err = confirm(ctx, s, lines, choice.of.question); err != nil {
+				return nil, err
+			}
+		}
+		if yes {
+			wanted = append(wanted, choice.of)
+		}
+	}
+	if len(wanted) == 0 {
+		return nil, errors.New("nothing was chosen, so nothing is created")
+	}
+	return wanted, nil
+}
+
+// confirm asks a question until the answer is yes or no. An empty answer is no.
+func confirm(ctx context.Context, s streams, lines *bufio.Reader, question string) (bool, error) {
+	for {
+		_, _ = fmt.Fprintf(s.err, "%s [y/N] ", question)
+		type answer struct {
+			line string
+			err  error
+		}
+		answers := make(chan answer, 1)
+		go func() {
+			line, err := lines.ReadString('\n')
+			answers <- answer{line, err}
+		}()
+		select {
+		case <-ctx.Done():
+			return false, ctx.Err()
+		case a := <-answers:
+			if a.err != nil {
+				return false, fmt.Errorf("read the answer: %w", a.err)
+			}
+			switch strings.ToLower(strings.TrimSpace(a.line)) {
+			case "y", "yes":
+				return true, nil
+			case "", "n", "no":
+				return false, nil
+			}
+		}
+	}
+}
+
+// ensureProfile creates the profile of w and its image, unless they exist.
+func (c *initCommand) ensureProfile(ctx context.Context, s streams, cl *client.Client, w *starter) error {
+	_, err := cl.Admin().Profile(ctx, w.profile)
 	failed, ok := errors.AsType[*client.Error](err)
 	switch {
 	case err == nil:
-		s.errorf("the sandbox profile %s exists and stays as it is", e2bProfile)
+		s.errorf("the sandbox profile %s exists and stays as it is", w.profile)
 		return nil
 	case !ok || failed.Status != http.StatusNotFound:
 		return err
 	}
-	name := e2bRecipe
+	name := w.name
 	if c.Image != nil {
 		name = *c.Image
-	} else if err := c.ensureImage(ctx, s, cl); err != nil {
+	} else if err := c.ensureImage(ctx, s, cl, w); err != nil {
 		return err
 	}
-	profile := map[string]any{
-		"name": e2bProfile, "terminals": e2bTerminals, "network": proto.Network{Policy: proto.NetworkUnrestricted},
-		"memory": e2bMemory,
-		"env": map[string]string{
-			// Debian's pip would refuse to install beside its packages; E2B's does not.
-			"PIP_BREAK_SYSTEM_PACKAGES": "1", "PIP_ROOT_USER_ACTION": "ignore",
-		},
-	}
+	profile := map[string]any{"name": w.profile}
 	if name != "" {
-		profile["image"], profile["disk"] = name, map[string]any{"root": e2bRoot, "inodes": e2bInodes}
+		profile["image"] = name
 	}
+	w.settings(profile, name)
 	p, err := json.Marshal(profile)
 	if err != nil {
 		return fmt.Errorf("encode the profile: %w", err)
@@ -102,27 +239,57 @@ func (c *initCommand) ensureProfile(ctx context.Context, s streams, cl *client.C
 	if _, err := cl.Admin().CreateProfile(ctx, json.RawMessage(p)); err != nil {
 		return err
 	}
-	s.errorf("created the sandbox profile %s", e2bProfile)
+	s.errorf("created the sandbox profile %s", w.profile)
 	return nil
 }
 
-// ensureImage builds the image of E2B's clients unless it exists.
-func (c *initCommand) ensureImage(ctx context.Context, s streams, cl *client.Client) error {
-	images, err := client.Collect(cl.Admin().Images(ctx))
+// ensureImage builds the image of w unless it exists.
+func (c *initCommand) ensureImage(ctx context.Context, s streams, cl *client.Client, w *starter) error {
+	stored, err := client.Collect(cl.Admin().Images(ctx))
 	if err != nil {
 		return err
 	}
-	if slices.ContainsFunc(images, func(i api.Image) bool { return i.Name == e2bRecipe }) {
+	if slices.ContainsFunc(stored, func(i api.Image) bool { return i.Name == w.name }) {
+		s.errorf("the image %s exists and stays as it is", w.name)
 		return nil
 	}
-	b, err := (&imageBuildCommand{
-		remote: c.remote, imageName: imageName{e2bRecipe}, From: e2bRecipe, Mirror: c.Mirror,
-	}).build(s)
+	command := w.build
+	command.remote, command.imageName = c.remote, imageName{w.name}
+	command.Mirror, command.StaleIndex = c.Mirror, c.StaleIndex
+	b, err := command.build(s)
 	if err != nil {
 		return err
 	}
-	if _, err := storeImage(ctx, cl, s, e2bRecipe, func(t *image.Tree) error { return b.run(ctx, t) }); err != nil {
-		return fmt.Errorf("build the image %s (--image names another one): %w", e2bRecipe, err)
+	if _, err := storeImage(ctx, cl, s, w.name, func(t *image.Tree) error { return b.run(ctx, t) }); err != nil {
+		return fmt.Errorf("build the image %s (--image names another one): %w", w.name, err)
 	}
+	s.errorf("built the image %s", w.name)
 	return nil
+}
+
+// ensureKey returns a new API key for w, or "" if there is one already, whose secret cannot be shown again.
+func (c *initCommand) ensureKey(ctx context.Context, s streams, cl *client.Client, w *starter) (string, error) {
+	name := w.name
+	if c.Name != "" {
+		name = c.Name
+	}
+	keys, err := client.Collect(cl.Admin().Keys.List(ctx, ""))
+	if err != nil {
+		return "", err
+	}
+	for _, k := range keys {
+		expired := k.ExpiresAt != nil && time.Now().After(k.ExpiresAt.Time)
+		if k.Name == name && k.Org == c.Org && k.Profile == w.profile && k.RevokedAt == nil && !expired {
+			s.errorf("the API key %s (%s) exists and stays as it is: `bullpen key rotate %[2]s` gives it a new secret", name, k.ID)
+			return "", nil
+		}
+	}
+	key, err := cl.Admin().Keys.Create(ctx, &api.KeyRequest{
+		Org: c.Org, Profile: w.profile, Format: string(w.format), KeySettings: api.KeySettings{Name: name},
+	})
+	if err != nil {
+		return "", uncertain(err, "see `bullpen key list`")
+	}
+	s.errorf("created the API key %s (%s)", name, key.ID)
+	return key.Secret, nil
 }

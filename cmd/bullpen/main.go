@@ -96,7 +96,7 @@ type memberCommands = resourceCommands[api.Member, api.MemberRequest, api.Member
 type commands struct {
 	Serve      serveCommand       `cmd:"" help:"Run a server."`
 	Up         upCommand          `cmd:"" help:"Start a deployment of many processes on this machine, for tests and demonstrations."`
-	Init       initCommand        `cmd:"" help:"Create what clients of another API need (global admin)."`
+	Init       initCommand        `cmd:"" help:"Create an image, a sandbox profile and an API key for data analysis, E2B's clients or coding agents (global admin)."`
 	Run        runCommand         `cmd:"" help:"Run a program and stream its output."`
 	Get        getCommand         `cmd:"" help:"Show an execution."`
 	Ls         lsCommand          `cmd:"" help:"List executions."`
