@@ -24,7 +24,9 @@ func testInit(t *testing.T, p *programs) {
 		t.Fatalf("the first run printed %s", first)
 	}
 	again := sys.command(t, sys.key, "init", "--data", "--image=")
-	for _, want := range []string{"profile data exists", "API key data (key_", "key rotate", "run --profile data --rich -"} {
+	for _, want := range []string{
+		"profile data exists", "API key data (key_", "key rotate", "run --profile data --rich -",
+	} {
 		if !strings.Contains(again, want) {
 			t.Errorf("the second run does not print %q: %s", want, again)
 		}

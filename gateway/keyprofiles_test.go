@@ -113,17 +113,19 @@ func TestRequestChoosesAnImage(t *testing.T) {
 		reason string
 		text   string
 	}{
-		"an administrator":       {key: admin, choose: `"image":"other"`, want: "other"},
-		"none":                   {key: admin, choose: `"image":""`, want: "data"},
-		"with a profile":         {key: admin, choose: `"profile":"own","image":"data"`, want: "data"},
-		"missing":                {admin, `"image":"nowhere"`, "", 400, "", `image "nowhere" does not exist`},
-		"a directory":            {admin, `"image":"/usr"`, "", 400, "", "image must be the name of an image"},
-		"a language it lacks":    {admin, `"image":"other","language":"ruby"`, "", 400, "", "ruby"},
-		"the profile's own":      {`"profile":"with-data"`, `"image":"data"`, "", 403, "image_not_allowed", "with-data"},
-		"of an allowed profile":  {`"profiles":["with-data"]`, `"image":"data"`, "", 403, "image_not_allowed", "default"},
-		"does not exist":         {`"profile":"own"`, `"image":"nowhere"`, "", 403, "image_not_allowed", "own"},
-		"of an organisation":     {`"scopes":["execute","admin"]`, `"image":"data"`, "", 403, "image_not_allowed", ""},
-		"with a foreign profile": {`"profile":"own"`, `"profile":"with-data","image":"data"`, "", 403, "profile_not_allowed", ""},
+		"an administrator":      {key: admin, choose: `"image":"other"`, want: "other"},
+		"none":                  {key: admin, choose: `"image":""`, want: "data"},
+		"with a profile":        {key: admin, choose: `"profile":"own","image":"data"`, want: "data"},
+		"missing":               {admin, `"image":"nowhere"`, "", 400, "", `image "nowhere" does not exist`},
+		"a directory":           {admin, `"image":"/usr"`, "", 400, "", "image must be the name of an image"},
+		"a language it lacks":   {admin, `"image":"other","language":"ruby"`, "", 400, "", "ruby"},
+		"the profile's own":     {`"profile":"with-data"`, `"image":"data"`, "", 403, "image_not_allowed", "with-data"},
+		"of an allowed profile": {`"profiles":["with-data"]`, `"image":"data"`, "", 403, "image_not_allowed", "default"},
+		"does not exist":        {`"profile":"own"`, `"image":"nowhere"`, "", 403, "image_not_allowed", "own"},
+		"of an organisation":    {`"scopes":["execute","admin"]`, `"image":"data"`, "", 403, "image_not_allowed", ""},
+		"with a foreign profile": {
+			`"profile":"own"`, `"profile":"with-data","image":"data"`, "", 403, "profile_not_allowed", "",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, user := h.in(t).keyWith(c.key)

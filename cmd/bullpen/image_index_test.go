@@ -12,7 +12,9 @@ import (
 
 // An index that answers, in whatever way, is left to the tool that downloads. One that does not is named.
 func TestIndexIsChecked(t *testing.T) {
-	refuse := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { http.Error(w, "no", http.StatusForbidden) })
+	refuse := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		http.Error(w, "no", http.StatusForbidden)
+	})
 	plain, private := httptest.NewServer(refuse), httptest.NewTLSServer(refuse)
 	defer plain.Close()
 	defer private.Close()
@@ -30,7 +32,8 @@ func TestIndexIsChecked(t *testing.T) {
 			t.Errorf("%v does not have %q", err, want)
 		}
 	}
-	got := debianIndexes("sid", []string{"/etc/apt/sources.list", "deb [trusted=yes] https://deb.example.com/debian sid main"})
+	got := debianIndexes("sid",
+		[]string{"/etc/apt/sources.list", "deb [trusted=yes] https://deb.example.com/debian sid main"})
 	if len(got) != 1 || got[0].url != "https://deb.example.com/debian" {
 		t.Errorf("%+v", got)
 	}

@@ -67,7 +67,7 @@ func (c *partCache) prune() error {
 	}
 	var kept int64
 	for _, dir := range []string{c.debs(), c.wheels()} {
-		if err := os.MkdirAll(dir, 0o755); err != nil { //nolint:gosec // public packages; mmdebstrap may read them as another user
+		if err := os.MkdirAll(dir, 0o755); err != nil { //nolint:gosec // public packages
 			return err
 		}
 		packages, err := os.ReadDir(dir)

@@ -41,8 +41,8 @@ type initCommand struct {
 }
 
 func (*initCommand) Help() string {
-	return `Creates what a kind of work needs: an image (bullpen image build, some minutes), a sandbox profile with it, and an
-API key that is bound to the profile. On a terminal it asks for which kinds. What exists stays as it is, so a second
+	return `Creates what a kind of work needs: an image (bullpen image build, some minutes), a sandbox profile with it, and
+an API key that is bound to the profile. On a terminal it asks for which kinds. What exists stays as it is, so a second
 run changes nothing.
 
   --data    the image data (recipe python-data), and the profile data with 2 GiB of memory and no network
@@ -280,7 +280,8 @@ func (c *initCommand) ensureKey(ctx context.Context, s streams, cl *client.Clien
 	for _, k := range keys {
 		expired := k.ExpiresAt != nil && time.Now().After(k.ExpiresAt.Time)
 		if k.Name == name && k.Org == c.Org && k.Profile == w.profile && k.RevokedAt == nil && !expired {
-			s.errorf("the API key %s (%s) exists and stays as it is: `bullpen key rotate %[2]s` gives it a new secret", name, k.ID)
+			s.errorf("the API key %s (%s) exists and stays as it is: `bullpen key rotate %[2]s` gives it a new secret",
+				name, k.ID)
 			return "", nil
 		}
 	}
