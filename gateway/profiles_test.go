@@ -217,6 +217,40 @@ func TestProfileAdministrationNeedsGlobalAdministrator(t *testing.T) {
 	}
 }
 
+// Only a global administrator opens the operator's private network. An organisation's administrator
+// neither changes a profile nor gives a key a profile that no key of the organisation has.
+func TestPrivateDestinationsNeedGlobalAdministrator(t *testing.T) {
+	h := newHarness(t)
+	h.stub.finishAtOnce(proto.Exited(0))
+	const network = `"network":{"policy":"allowlist","private":["mirror.corp:443","10.1.2.3:5432"]}`
+	h.do("POST", profilesPath, `{"name":"mirror",`+network+`}`).want(201, "")
+	h.do("POST", profilesPath, `{"name":"own"}`).want(201, "")
+	h.bound("own")
+	admin := h.orgAdmin("acme")
+	for _, r := range [][2]string{{"POST", profilesPath}, {"PUT", profilesPath + "/own"}, {"PUT", profilesPath + "/mirror"}} {
+		admin.do(r[0], r[1], `{`+network+`}`).want(403, "forbidden")
+	}
+	admin.do("GET", profilesPath+"/mirror", "").want(404, "not_found")
+	for _, field := range []string{`"profile":"mirror"`, `"profiles":["mirror"]`} {
+		admin.do("POST", "/v1/admin/keys", `{"name":"n","org":"acme","plan":"pro",`+field+`}`).want(403, "forbidden", "mirror")
+	}
+	own := h.bound("own")
+	own.execute(body("profile", "mirror")).want(403, "forbidden", "mirror")
+	// No request adds a destination.
+	request := body("network", map[string]any{"policy": "unrestricted", "private": []string{"mirror.corp:443"}})
+	job := own.jobOf(own.execute(request).want(200, ""))
+	if job.NetworkExtended || len(job.Sandbox.Network.Private) > 0 || job.Network != proto.NetworkBlocked {
+		t.Errorf("the request decides: %+v", job.Sandbox.Network)
+	}
+
+	granted := h.bound("mirror")
+	job = granted.jobOf(granted.execute(hello).want(200, ""))
+	if diff := cmp.Diff([]string{"mirror.corp:443", "10.1.2.3:5432"}, job.Sandbox.Network.Private); diff != "" ||
+		!job.NetworkExtended {
+		t.Errorf("extended %v: %s", job.NetworkExtended, diff)
+	}
+}
+
 func TestKeyIsBoundToASandbox(t *testing.T) {
 	h := newHarness(t)
 	h.do("POST", "/v1/admin/keys", `{"name":"n","org":"acme","plan":"pro","profile":"web"}`).want(400, "validation_error",

@@ -52,17 +52,19 @@ func (s *Sandbox) OnDisk() bool {
 
 // Meta describes an execution without its program, from submission to the end of its retention.
 type Meta struct {
-	TraceID      TraceID       `json:"trace_id"`
-	Org          string        `json:"org"`
-	Key          string        `json:"key"` // the API key's id, never the key
-	Mode         Mode          `json:"mode"`
-	Language     Language      `json:"language"`
-	Timeout      int           `json:"timeout"`                // seconds
-	Profile      string        `json:"profile,omitempty"`      // the name of the sandbox profile
-	Image        string        `json:"image,omitempty"`        // of the job's Sandbox
-	Network      NetworkPolicy `json:"network,omitempty"`      // of the job's Sandbox
-	Disk         bool          `json:"disk,omitempty"`         // the result of Sandbox.OnDisk
-	Architecture string        `json:"architecture,omitempty"` // of the job's Sandbox
+	TraceID  TraceID       `json:"trace_id"`
+	Org      string        `json:"org"`
+	Key      string        `json:"key"` // the API key's id, never the key
+	Mode     Mode          `json:"mode"`
+	Language Language      `json:"language"`
+	Timeout  int           `json:"timeout"`           // seconds
+	Profile  string        `json:"profile,omitempty"` // the name of the sandbox profile
+	Image    string        `json:"image,omitempty"`   // of the job's Sandbox
+	Network  NetworkPolicy `json:"network,omitempty"` // of the job's Sandbox
+	// NetworkExtended is the result of Network.Extended of the job's Sandbox.
+	NetworkExtended bool   `json:"network_extended,omitempty"`
+	Disk            bool   `json:"disk,omitempty"`         // the result of Sandbox.OnDisk
+	Architecture    string `json:"architecture,omitempty"` // of the job's Sandbox
 	// the worker that may have the thread's home cached; it gets the job if it has a free slot
 	Prefer      string            `json:"prefer,omitempty"`
 	MaxAttempts int               `json:"max_attempts"`

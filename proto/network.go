@@ -13,6 +13,7 @@ import (
 // The limits of a network policy.
 const (
 	MaxNetworkRules     = 100
+	MaxPrivateRules     = 32
 	MaxNetworkRulePorts = 16
 	MaxNetworkNameLen   = 253
 	MaxBlocked          = 20 // refused connections in the record of an execution
@@ -21,8 +22,9 @@ const (
 // NetworkPolicy decides which addresses a program may reach.
 type NetworkPolicy string
 
-// The network policies. Whatever the policy, a program never reaches private, link-local, loopback,
-// multicast or reserved addresses, its own machine, or bullpen's own services.
+// The network policies. Whatever the policy, a program never reaches link-local, loopback, multicast
+// or reserved addresses, its own machine, or bullpen's own services. It reaches private addresses
+// only as [Network.Private] lists them.
 const (
 	NetworkBlocked      NetworkPolicy = "blocked"      // nothing
 	NetworkUnrestricted NetworkPolicy = "unrestricted" // the public internet
@@ -34,6 +36,8 @@ type Network struct {
 	Policy NetworkPolicy `json:"policy" default:"blocked"`
 	// Allow are rules in the form of [ParseNetworkRule], for the allowlist policy only.
 	Allow []string `json:"allow,omitempty" maxItems:"100" must:"have 1 to 100 entries" doc:"With the policy allowlist: names, addresses and ranges, each with ports or for all of them."`
+	// Private are rules in the form of [ParsePrivateRule], for every policy with a network.
+	Private []string `json:"private,omitempty" maxItems:"32" must:"have at most 32 entries" doc:"Destinations in the operator's private network that programs may reach too: a name or an address, with ports."`
 }
 
 // Effective returns the policy, NetworkBlocked if it is empty.
@@ -44,22 +48,33 @@ func (n *Network) Effective() NetworkPolicy {
 	return n.Policy
 }
 
-// Validate checks the policy and the form of every rule. Its error is a [*FieldError] for
-// "network.policy" or "network.allow".
+// Extended reports whether the network has settings that older workers would ignore.
+func (n *Network) Extended() bool { return len(n.Private) > 0 }
+
+// Validate checks the policy and the form of every rule. Its error is a [*FieldError] for a field of
+// "network".
 func (n *Network) Validate() error {
-	switch n.Effective() {
-	case NetworkBlocked, NetworkUnrestricted:
-		if len(n.Allow) > 0 {
-			return FieldErrorf("network.allow", "goes with the policy %s only", NetworkAllowlist)
-		}
-		return nil
-	case NetworkAllowlist:
+	policy := n.Effective()
+	switch policy {
+	case NetworkBlocked, NetworkUnrestricted, NetworkAllowlist:
 	default:
 		return FieldErrorf("network.policy", "must be one of %s, %s, %s", NetworkBlocked, NetworkUnrestricted,
 			NetworkAllowlist)
 	}
-	if len(n.Allow) == 0 || len(n.Allow) > MaxNetworkRules {
+	switch {
+	case policy == NetworkBlocked && len(n.Private) > 0:
+		return FieldErrorf("network.private", "goes with the policies %s and %s only", NetworkUnrestricted, NetworkAllowlist)
+	case len(n.Private) > MaxPrivateRules:
+		return FieldErrorf("network.private", "must have at most %d entries", MaxPrivateRules)
+	case policy != NetworkAllowlist && len(n.Allow) > 0:
+		return FieldErrorf("network.allow", "goes with the policy %s only", NetworkAllowlist)
+	case policy == NetworkAllowlist && len(n.Allow)+len(n.Private) == 0, len(n.Allow) > MaxNetworkRules:
 		return FieldErrorf("network.allow", "must have 1 to %d entries", MaxNetworkRules)
+	}
+	for _, s := range n.Private {
+		if _, err := ParsePrivateRule(s); err != nil {
+			return FieldErrorf("network.private", "%s", err)
+		}
 	}
 	for _, s := range n.Allow {
 		if _, err := ParseNetworkRule(s); err != nil {
@@ -105,6 +120,53 @@ func parseNetworkRule(s string) (rule NetworkRule, err error) {
 	}
 	rule.Name, err = parseHostPattern(host)
 	return rule, err
+}
+
+// ParsePrivateRule parses a private destination: an exact name or an address of [PrivateAddr], with
+// ports: "mirror.example.com:443", "10.1.2.3:5432", "[fd12:3456::1]:80,443".
+func ParsePrivateRule(s string) (NetworkRule, error) {
+	rule, err := parseNetworkRule(s)
+	if err == nil {
+		err = rule.checkPrivate()
+	}
+	if err != nil {
+		return NetworkRule{}, fmt.Errorf("%q: %w", Shorten(s), err)
+	}
+	return rule, nil
+}
+
+func (r *NetworkRule) checkPrivate() error {
+	switch {
+	case len(r.Ports) == 0:
+		return errors.New("a private destination needs ports, as in mirror.example.com:443")
+	case slices.Contains(r.Ports, 53):
+		return errors.New("port 53 is refused everywhere: the sandbox's own resolver answers for listed names")
+	case strings.HasPrefix(r.Name, "*."):
+		return errors.New("a private destination is one host: list each name")
+	case r.Name == "" && !r.Prefix.IsSingleIP():
+		return errors.New("a private destination is one host: list each address")
+	case r.Name == "" && !PrivateAddr(r.Prefix.Addr()):
+		return errors.New("not an address in 10.0.0.0/8, 172.16.0.0/12, 192.168.0.0/16 or fc00::/7, or one of a " +
+			"metadata service: public addresses go to network.allow, and others are refused to every program")
+	}
+	return nil
+}
+
+// reservedPrivate are the ranges of private addresses that no program may reach: metadata services,
+// and the links of sandboxes.
+var reservedPrivate = []netip.Prefix{ // read only
+	netip.MustParsePrefix("fd00:ec2::/32"),          // Amazon
+	netip.MustParsePrefix("fd20:ce::254/128"),       // Google
+	netip.MustParsePrefix("fd00:c1::a9fe:a9fe/128"), // Oracle
+	netip.MustParsePrefix("fd00:42::42/128"),        // Scaleway
+	netip.MustParsePrefix("fd62:756c:6c70::/48"),    // links of sandboxes
+}
+
+// PrivateAddr reports whether [Network.Private] can open an address: one of 10.0.0.0/8,
+// 172.16.0.0/12, 192.168.0.0/16 and fc00::/7, without metadata services.
+func PrivateAddr(addr netip.Addr) bool {
+	return addr.IsPrivate() && !addr.Is4In6() && addr.Zone() == "" &&
+		!slices.ContainsFunc(reservedPrivate, func(p netip.Prefix) bool { return p.Contains(addr) })
 }
 
 // splitPorts splits "host", "host:ports", "[v6]" and "[v6]:ports". An IPv6 address without brackets
@@ -217,7 +279,7 @@ type BlockReason string
 // The reasons. The list may only grow.
 const (
 	BlockedNotAllowed BlockReason = "not_allowed" // the allowlist does not name it
-	BlockedAddress    BlockReason = "address"     // an address that no policy allows
+	BlockedAddress    BlockReason = "address"     // an address that is not public and not in [Network.Private]
 	BlockedResolver   BlockReason = "resolver"    // a DNS server other than the sandbox's own
 	BlockedName       BlockReason = "name"        // a name outside the public internet
 	BlockedProtocol   BlockReason = "protocol"    // neither TCP nor UDP
@@ -234,8 +296,7 @@ type BlockedConnection struct {
 	At       time.Time   `json:"at"`
 }
 
-// Traffic is the payload in bytes, over TCP and UDP, that a program exchanged with the public
-// internet. DNS queries and refused connections are not counted.
+// Traffic is the payload in bytes, over TCP and UDP, that a program exchanged with others. DNS queries and refused connections are not counted.
 type Traffic struct {
 	BytesIn  int64 `json:"bytes_in" minimum:"0" doc:"Received by the program."`
 	BytesOut int64 `json:"bytes_out" minimum:"0" doc:"Sent by the program."`

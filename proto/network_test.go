@@ -2,6 +2,7 @@ package proto_test
 
 import (
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
@@ -81,6 +82,28 @@ func TestNetworkValidate(t *testing.T) {
 			proto.Network{Policy: proto.NetworkAllowlist, Allow: append(many, "a.com")},
 			"network.allow must have 1 to 100 entries",
 		},
+		"private with a list": {
+			proto.Network{Policy: proto.NetworkAllowlist, Allow: many, Private: []string{"mirror.corp:443"}}, "",
+		},
+		"private alone": {proto.Network{Policy: proto.NetworkAllowlist, Private: []string{"10.1.2.3:5432"}}, ""},
+		"private with the internet": {
+			proto.Network{Policy: proto.NetworkUnrestricted, Private: []string{"[fd12::1]:1,2"}}, "",
+		},
+		"private without a network": {
+			proto.Network{Private: []string{"mirror.corp:443"}},
+			"network.private goes with the policies unrestricted and allowlist only",
+		},
+		"long private list": {
+			proto.Network{
+				Policy:  proto.NetworkUnrestricted,
+				Private: slices.Repeat([]string{"mirror.corp:443"}, proto.MaxPrivateRules+1),
+			},
+			"network.private must have at most 32 entries",
+		},
+		"bad private rule": {
+			proto.Network{Policy: proto.NetworkUnrestricted, Private: []string{"mirror.corp"}},
+			`network.private "mirror.corp": a private destination needs ports, as in mirror.example.com:443`,
+		},
 		"bad rule": {
 			proto.Network{Policy: proto.NetworkAllowlist, Allow: []string{"a.com", "a.com:x"}},
 			`network.allow "a.com:x": ports are numbers from 1 to 65535, with commas between them`,
@@ -92,6 +115,29 @@ func TestNetworkValidate(t *testing.T) {
 		}
 		if got != tc.want {
 			t.Errorf("%s: %q, want %q", name, got, tc.want)
+		}
+	}
+}
+
+func TestParsePrivateRule(t *testing.T) {
+	for in, want := range map[string]string{
+		"Mirror.Corp.:443,80": "", "mirror:3128": "", "db.internal:5432": "", "10.0.0.0:1": "", "172.31.255.255:65535": "",
+		"192.168.1.1:52": "", "[fc00::1]:443": "", "[fd00:ec1::254]:80": "",
+		"mirror.corp": "needs ports", "10.1.2.3": "needs ports", "mirror.corp:53": "port 53",
+		"*.corp:443": "list each name", "10.0.0.0/8:443": "list each address", "[fd00::/8]:443": "list each address",
+		"93.184.216.34:443": "not an address in", "[2606::1]:443": "not an address in", "169.254.169.254:80": "not an address in",
+		"127.0.0.1:4222": "not an address in", "100.100.100.200:80": "not an address in", "172.32.0.0:1": "not an address in",
+		"168.63.129.16:80": "not an address in", "0.0.0.0:80": "not an address in", "[::1]:80": "not an address in",
+		"[fe80::1]:80": "not an address in", "[fd00:ec2::254]:80": "not an address in",
+		"[fd20:ce::254]:80": "not an address in", "[fd62:756c:6c70::1]:80": "not an address in",
+		"[::ffff:10.0.0.1]:80": "not an IPv4", "https://mirror.corp:443": "not a range", "mirror.corp:x": "ports are numbers",
+	} {
+		rule, err := proto.ParsePrivateRule(in)
+		switch {
+		case want == "" && (err != nil || len(rule.Ports) == 0):
+			t.Errorf("ParsePrivateRule(%q) = %+v, %v", in, rule, err)
+		case want != "" && (err == nil || !strings.Contains(err.Error(), want)):
+			t.Errorf("ParsePrivateRule(%q): %v, want an error with %q", in, err, want)
 		}
 	}
 }

@@ -41,6 +41,7 @@ type profileFlags struct {
 	DiskInodes  *int         `placeholder:"N" help:"Files and directories in the home directory, in /tmp and of changes to the root, 256 to 16777216 each."`
 	Network     *string      `placeholder:"POLICY" help:"Network policy: blocked, unrestricted or allowlist."`
 	Allow       []string     `sep:"none" placeholder:"HOST[:PORTS]" help:"Allowlist entry: a name such as pypi.org or *.example.com:443, an address or a range. Repeatable."`
+	Private     []string     `sep:"none" placeholder:"HOST:PORTS" help:"Destination in your private network that programs may reach too: a name such as mirror.example.com:443, or an address. Repeatable."`
 	Env         []string     `short:"e" sep:"none" placeholder:"NAME=VALUE" help:"Environment variable of every program. The request's variables override it. Repeatable."`
 	Secret      []string     `sep:"none" placeholder:"NAME[=VARIABLE]" help:"Secret of the executing organisation for programs, as a variable or, without =VARIABLE, as a file. A ! at the end masks it in the output. Repeatable."`
 	Output      *proto.Bytes `placeholder:"SIZE" help:"Output that a result keeps of each stream, up to 256MiB."`
@@ -87,8 +88,9 @@ type profileDisk struct {
 
 // profileNetwork is the network of a [profileFile].
 type profileNetwork struct {
-	Policy any `json:"policy,omitempty" yaml:"policy"`
-	Allow  any `json:"allow,omitempty" yaml:"allow"`
+	Policy  any `json:"policy,omitempty" yaml:"policy"`
+	Allow   any `json:"allow,omitempty" yaml:"allow"`
+	Private any `json:"private,omitempty" yaml:"private"`
 }
 
 // maxProfileBytes bounds the size of a profile file.
@@ -131,12 +133,8 @@ func (f *profileFlags) flags() (*profileFile, error) {
 	setFlag(&s.Prepare, f.Prepare)
 	setFlag(&s.Output, f.Output)
 	setFlag(&s.Isolation, f.Isolation)
-	if len(f.Preload) > 0 {
-		s.Preload = f.Preload
-	}
-	if len(f.SystemCalls) > 0 {
-		s.SystemCalls = f.SystemCalls
-	}
+	setList(&s.Preload, f.Preload)
+	setList(&s.SystemCalls, f.SystemCalls)
 	var disk profileDisk
 	setFlag(&disk.Home, f.DiskHome)
 	setFlag(&disk.Tmp, f.DiskTmp)
@@ -145,12 +143,12 @@ func (f *profileFlags) flags() (*profileFile, error) {
 	if disk != (profileDisk{}) {
 		s.Disk = &disk
 	}
-	if f.Network != nil || len(f.Allow) > 0 {
-		s.Network = new(profileNetwork)
-		setFlag(&s.Network.Policy, f.Network)
-		if len(f.Allow) > 0 {
-			s.Network.Allow = f.Allow
-		}
+	var network profileNetwork
+	setFlag(&network.Policy, f.Network)
+	setList(&network.Allow, f.Allow)
+	setList(&network.Private, f.Private)
+	if network != (profileNetwork{}) {
+		s.Network = &network
 	}
 	if len(f.Env) > 0 {
 		env, err := nameValues("-e", f.Env)
@@ -159,9 +157,7 @@ func (f *profileFlags) flags() (*profileFile, error) {
 		}
 		s.Env = &env
 	}
-	if len(f.Secret) > 0 {
-		s.Secrets = f.Secret
-	}
+	setList(&s.Secrets, f.Secret)
 	return s, nil
 }
 
@@ -169,6 +165,13 @@ func (f *profileFlags) flags() (*profileFile, error) {
 func setFlag[T any](to *any, flag *T) {
 	if flag != nil {
 		*to = *flag
+	}
+}
+
+// setList stores the values of a repeatable flag, if it was given.
+func setList(to *any, flags []string) {
+	if len(flags) > 0 {
+		*to = flags
 	}
 }
 

@@ -64,7 +64,7 @@ func DecodeProfile(name string, body []byte, defaults proto.Profile) (proto.Prof
 	p := defaults
 	p.Name, p.Disk.Home, p.Disk.Tmp = "", 0, 0
 	p.Env, p.Network.Allow, p.Preload = maps.Clone(p.Env), slices.Clone(p.Network.Allow), slices.Clone(p.Preload)
-	p.SystemCalls = slices.Clone(p.SystemCalls)
+	p.SystemCalls, p.Network.Private = slices.Clone(p.SystemCalls), slices.Clone(p.Network.Private)
 	request := ProfileRequest{Profile: p}
 	if err := decodeFields(&request, body); err != nil {
 		return proto.Profile{}, err

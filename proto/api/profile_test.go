@@ -27,12 +27,16 @@ func TestProfileIsDecodedWhole(t *testing.T) {
 		t,
 		`{"name":"web.1","image":"py-3.14","cpu":2.5,"memory":"2GiB","pids":64,
 		"disk":{"home":"3 GiB","tmp":1048576,"inodes":1000},
-		"network":{"policy":"allowlist","allow":["pypi.org"]},"env":{"A":"1"},"output":"1536KiB","isolation":"",
+		"network":{"policy":"allowlist","allow":["pypi.org"],"private":["db.corp:5432"]},"env":{"A":"1"},
+		"output":"1536KiB","isolation":"",
 		"preload":["numpy","matplotlib.pyplot"]}`)
 	want := proto.Profile{
 		Name: "web.1", Image: "py-3.14", CPU: 2.5, Memory: 2 * proto.GiB, Pids: 64,
-		Disk:    proto.Disk{Home: 3 * proto.GiB, Tmp: proto.MiB, Inodes: 1000},
-		Network: proto.Network{Policy: proto.NetworkAllowlist, Allow: []string{"pypi.org"}}, Env: map[string]string{"A": "1"},
+		Disk: proto.Disk{Home: 3 * proto.GiB, Tmp: proto.MiB, Inodes: 1000},
+		Network: proto.Network{
+			Policy: proto.NetworkAllowlist, Allow: []string{"pypi.org"}, Private: []string{"db.corp:5432"},
+		},
+		Env:     map[string]string{"A": "1"},
 		Output:  1536 * proto.KiB,
 		Preload: []string{"numpy", "matplotlib.pyplot"},
 	}
@@ -45,7 +49,8 @@ func TestProfileIsDecodedWhole(t *testing.T) {
 	}
 	const canonical = `{"name":"web.1","image":"py-3.14","cpu":2.5,"memory":"2GiB","pids":64,"disk":{"home":"3GiB",` +
 		`"tmp":"1MiB","inodes":1000},` +
-		`"network":{"policy":"allowlist","allow":["pypi.org"]},"env":{"A":"1"},"output":"1536KiB","preload":["numpy",` +
+		`"network":{"policy":"allowlist","allow":["pypi.org"],"private":["db.corp:5432"]},"env":{"A":"1"},` +
+		`"output":"1536KiB","preload":["numpy",` +
 		`"matplotlib.pyplot"]}`
 	if string(body) != canonical {
 		t.Errorf("shown as\n%s, want\n%s", body, canonical)
@@ -65,7 +70,7 @@ func TestAbsentProfileFieldsAreTheDefaults(t *testing.T) {
 		`{"name":"a","image":null,"cpu":null,"memory":null,"pids":null,"disk":null,"network":null,"env":null,` +
 			`"output":null,"isolation":null,"preload":null,"system_calls":null}`,
 		`{"name":"a","isolation":"","preload":[],"system_calls":[]}`,
-		`{"name":"a","disk":{"home":null,"tmp":null,"inodes":null},"network":{"policy":null,"allow":null}}`,
+		`{"name":"a","disk":{"home":null,"tmp":null,"inodes":null},"network":{"policy":null,"allow":null,"private":null}}`,
 	} {
 		got, err := DecodeProfile("", []byte(body), defaults)
 		if err != nil {
@@ -132,6 +137,7 @@ func TestProfileLimits(t *testing.T) {
 		return string(body)
 	}
 	rules := func(n int) string { return `["` + strings.Repeat(`a.b","`, n-1) + `a.b"]` }
+	private := func(n int) string { return `["` + strings.Repeat(`a.b:1","`, n-1) + `a.b:1"]` }
 	modules := func(n int) string {
 		var names []string
 		for i := range n {
@@ -243,6 +249,17 @@ func TestProfileLimits(t *testing.T) {
 			{`"network":{"policy":"allowlist","allow":["a b"]}`, false},
 			{`"network":{"policy":"allowlist","allow":"pypi.org"}`, false},
 			{`"network":{"policy":"allowlist","allow":[1]}`, false},
+		},
+		"network.private": {
+			{`"network":{"policy":"allowlist","private":["a.b:1"]}`, true},
+			{`"network":{"policy":"unrestricted","private":` + private(32) + `}`, true},
+			{`"network":{"policy":"unrestricted","private":` + private(33) + `}`, false},
+			{`"network":{"policy":"blocked","private":["a.b:1"]}`, false},
+			{`"network":{"private":["a.b:1"]}`, false},
+			{`"network":{"policy":"unrestricted","private":["a.b"]}`, false},
+			{`"network":{"policy":"unrestricted","private":["10.0.0.0/8:1"]}`, false},
+			{`"network":{"policy":"unrestricted","private":"a.b:1"}`, false},
+			{`"network":{"policy":"unrestricted","private":[1]}`, false},
 		},
 		"env": {
 			{`"env":` + numbered(50), true},

@@ -137,7 +137,8 @@ func (a *Admission) Job(
 	job := &proto.Job{
 		Meta: proto.Meta{
 			TraceID: id, Org: c.Key.Org, Key: c.Key.ID, Mode: mode, Profile: profile.Name,
-			Image: sandbox.Image, Network: sandbox.Network.Policy, Disk: sandbox.OnDisk(), Architecture: sandbox.Architecture,
+			Image: sandbox.Image, Network: sandbox.Network.Policy, NetworkExtended: sandbox.Network.Extended(),
+			Disk: sandbox.OnDisk(), Architecture: sandbox.Architecture,
 			WebhookURL: webhookURL, RequestID: c.RequestID, ClientID: c.ClientID, UserAgent: c.UserAgent,
 			CreatedAt: now.UTC(), RunAt: runAt,
 		},

@@ -12,6 +12,10 @@ import (
 const (
 	CapabilityImages  = "images"  // programs in images, which contain their own runtimes
 	CapabilityNetwork = "network" // programs with network access
+	// CapabilityNetworkExtended is for networks with private destinations, which older workers do not
+	// know.
+	CapabilityNetworkExtended = "network-extended"
+
 	CapabilityDisk    = "disk"    // programs with a home or /tmp on disk
 	CapabilityThreads = "threads" // programs with the home of a thread
 	CapabilitySecrets = "secrets" // programs with secrets, which older workers do not know
@@ -104,6 +108,9 @@ func needsOf(m *proto.Meta) []string {
 	}
 	if m.Network != "" && m.Network != proto.NetworkBlocked {
 		needs = append(needs, CapabilityNetwork)
+	}
+	if m.NetworkExtended {
+		needs = append(needs, CapabilityNetworkExtended)
 	}
 	if m.ThreadID != "" {
 		needs = append(needs, CapabilityThreads)

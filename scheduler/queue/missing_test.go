@@ -61,12 +61,12 @@ func TestMissingOfAllCombinations(t *testing.T) {
 
 // Whatever a job needs is missing without workers, and named in words.
 func TestMissingNamesEachNeed(t *testing.T) {
-	const fields = 13
+	const fields = 14
 	for bits := range 1 << fields {
 		on := func(field int) bool { return bits&(1<<field) != 0 }
 		m := &proto.Meta{
 			Language: proto.Python, Disk: on(2), HasSecrets: on(3), HasInjections: on(4), HasMounts: on(5),
-			HasVolumes: on(6), Rich: on(12),
+			HasVolumes: on(6), Rich: on(12), NetworkExtended: on(13),
 		}
 		if on(0) {
 			m.Image, m.Architecture = "image", "arm64"

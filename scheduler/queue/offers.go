@@ -143,6 +143,8 @@ func describe(capability string) string {
 		return "live sandboxes with images"
 	case CapabilityNetwork:
 		return "network access"
+	case CapabilityNetworkExtended:
+		return "private destinations of a network"
 	case CapabilityDisk:
 		return "a home or /tmp on disk"
 	case CapabilityInjections:

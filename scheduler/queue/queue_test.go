@@ -416,6 +416,10 @@ func TestJobWaitsForCapabilitiesOfItsSandbox(t *testing.T) {
 			[]string{queue.CapabilityImages, queue.CapabilityArchitecture("amd64")},
 		},
 		"network": {func(j *proto.Job) { j.Network = proto.NetworkAllowlist }, []string{language, queue.CapabilityNetwork}},
+		"private": {
+			func(j *proto.Job) { j.Network, j.NetworkExtended = proto.NetworkAllowlist, true },
+			[]string{language, queue.CapabilityNetwork, queue.CapabilityNetworkExtended},
+		},
 		"secrets": {
 			func(j *proto.Job) { j.HasSecrets, j.HasInjections = true, true },
 			[]string{language, queue.CapabilitySecrets, queue.CapabilityInjections},

@@ -60,6 +60,7 @@ func clone(p *proto.Profile) *proto.Profile {
 	c := *p
 	c.Env, c.Network.Allow, c.Preload = maps.Clone(p.Env), slices.Clone(p.Network.Allow), slices.Clone(p.Preload)
 	c.SystemCalls, c.Secrets = slices.Clone(p.SystemCalls), slices.Clone(p.Secrets)
+	c.Network.Private = slices.Clone(p.Network.Private)
 	return &c
 }
 

@@ -145,6 +145,7 @@ func (r *workerRole) open(ctx context.Context) (c closers, err error) {
 		err        error
 	}{
 		{queue.CapabilityNetwork, noNetwork},
+		{queue.CapabilityNetworkExtended, noNetwork},
 		{queue.CapabilityInjections, cmp.Or(noNetwork, noRoots)},
 		{queue.CapabilityDisk, maker.TryDisk(ctx, jailSpec())},
 		{queue.CapabilityImages, noImages},

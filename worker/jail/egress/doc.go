@@ -9,20 +9,23 @@
 // program - jail's namespace - veth - egress namespace - TUN - TCP/IP stack in the worker - socket
 // in the host's namespace
 //
-// Some addresses are refused to every program: private, link-local, loopback, multicast and
-// reserved addresses, metadata services, the host's own addresses, and bullpen's control plane. Two
-// independent layers enforce this:
+// Some addresses are refused to every program: link-local, loopback, multicast and reserved
+// addresses, metadata services, the host's own addresses, and bullpen's control plane. Private
+// addresses are refused unless the policy lists them as private destinations. Two independent layers
+// enforce this:
 //
 //  1. nftables in the egress namespace reject these destinations, and drop packets whose source is
-//     not the link's address. The rules are the same for all links and are loaded once: attaching a
-//     jail changes no rules.
+//     not the link's address. The rules are the same for all links and are loaded once. Attaching a
+//     jail changes no rules; private destinations are elements of a set.
 //  2. The worker's dialer checks the address that it is about to connect to. It asks the kernel
 //     whether the address is the host's.
 //
 // The worker enforces the allowlist when a connection is opened. A listed name grants the addresses
 // that our resolver returned for it, until the answer expires or longer while a connection is open.
-// Names that share an address cannot be distinguished, so listing a name of a content network also
-// allows other names on the same addresses.
+// A private destination that is listed by name works alike, on its ports alone; names that are not
+// private destinations never grant a private address. Names that share an address cannot be
+// distinguished, so listing a name of a content network also allows other names on the same
+// addresses.
 //
 // Our resolver at [ResolverIPv4] and [ResolverIPv6] forwards queries to the host's resolvers and
 // removes refused addresses from the answers. It does not forward names that are not on the

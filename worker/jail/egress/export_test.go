@@ -13,6 +13,20 @@ func (n *Network) DropFirewall() error {
 	return n.firewall.conn.Flush()
 }
 
+// PrivateDestinations counts the private destinations that the firewall admits.
+func (n *Network) PrivateDestinations() (count int, err error) {
+	n.firewall.mu.Lock()
+	defer n.firewall.mu.Unlock()
+	for _, set := range n.firewall.private {
+		elements, err := n.firewall.conn.GetSetElements(set)
+		if err != nil {
+			return 0, err
+		}
+		count += len(elements)
+	}
+	return count, nil
+}
+
 // Received returns the number of TCP and UDP packets that passed the firewall.
 func (n *Network) Received() uint64 {
 	stats := n.uplink.Stats()

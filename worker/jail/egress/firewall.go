@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
+	"sync"
 	"time"
 
 	"github.com/google/nftables"
@@ -44,21 +46,25 @@ func packetClass(cpu float64) uint32 {
 
 // firewall is the rule set of the egress namespace, the same for all links.
 type firewall struct {
+	mu           sync.Mutex // held while changing sets
 	conn         *nftables.Conn
 	table        *nftables.Table
 	hosts        [2]*nftables.Set // addresses of the machine and the control plane, IPv4 and IPv6
+	private      [2]*nftables.Set // private destinations of links: link, address and port
 	rejectionLog map[proto.BlockReason]*nftables.Chain
 }
 
-// families are the differences between IPv4 and IPv6 packets.
-var families = [2]struct {
+// packetFamily is what differs between IPv4 and IPv6 packets.
+type packetFamily struct {
 	proto         byte
 	src, dst, len uint32
 	key           nftables.SetDatatype
 	refused       []netip.Prefix
 	gateway       netip.Addr
 	name          string
-}{
+}
+
+var families = [2]packetFamily{
 	{unix.NFPROTO_IPV4, 12, 16, 4, nftables.TypeIPAddr, refusedIPv4, ResolverIPv4, "4"},
 	{unix.NFPROTO_IPV6, 8, 24, 16, nftables.TypeIP6Addr, refusedIPv6, ResolverIPv6, "6"},
 }
@@ -110,9 +116,11 @@ func (f *firewall) load() error {
 		&expr.Meta{Key: expr.MetaKeyOIFNAME, Register: 1},
 		&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: ifname(tunName)},
 	}, f.reject(proto.BlockedAddress))
-	if err := f.addAddressRules(forward); err != nil {
+	addresses := f.conn.AddChain(&nftables.Chain{Table: f.table, Name: "addresses"})
+	if err := f.addAddressRules(addresses); err != nil {
 		return err
 	}
+	f.add(forward, exprs{&expr.Verdict{Kind: expr.VerdictJump, Chain: addresses.Name}})
 	f.addProtocolRules(forward)
 	for _, number := range []byte{unix.IPPROTO_TCP, unix.IPPROTO_UDP} {
 		f.add(forward, transport(number), port(53), f.reject(proto.BlockedResolver))
@@ -166,8 +174,10 @@ func (f *firewall) addRejectChains() error {
 	return nil
 }
 
-// addAddressRules rejects the refused ranges and the addresses of the host and the control plane.
+// addAddressRules rejects the addresses of the host and the control plane, and the refused ranges
+// except for the link's private destinations.
 func (f *firewall) addAddressRules(chain *nftables.Chain) error {
+	refuse := f.reject(proto.BlockedAddress)
 	for i, fam := range families {
 		ranges := &nftables.Set{Table: f.table, Name: "refused" + fam.name, KeyType: fam.key, Interval: true}
 		var elements []nftables.SetElement
@@ -178,19 +188,21 @@ func (f *firewall) addAddressRules(chain *nftables.Chain) error {
 				elements = append(elements, nftables.SetElement{Key: end.AsSlice(), IntervalEnd: true})
 			}
 		}
-		if err := f.conn.AddSet(ranges, elements); err != nil {
-			return fmt.Errorf("set of refused ranges: %w", err)
-		}
 		f.hosts[i] = &nftables.Set{Table: f.table, Name: "hosts" + fam.name, KeyType: fam.key}
-		if err := f.conn.AddSet(f.hosts[i], nil); err != nil {
-			return fmt.Errorf("set of the host's addresses: %w", err)
+		f.private[i] = &nftables.Set{
+			Table: f.table, Name: "private" + fam.name,
+			KeyType: nftables.MustConcatSetType(fam.key, fam.key, nftables.TypeInetService),
 		}
-		for _, set := range []*nftables.Set{ranges, f.hosts[i]} {
-			f.add(chain, isFamily(fam.proto), exprs{
-				&expr.Payload{Base: expr.PayloadBaseNetworkHeader, Offset: fam.dst, Len: fam.len, DestRegister: 1},
-				&expr.Lookup{SourceRegister: 1, SetName: set.Name, SetID: set.ID},
-			}, f.reject(proto.BlockedAddress))
+		if err := errors.Join(f.conn.AddSet(ranges, elements), f.conn.AddSet(f.hosts[i], nil),
+			f.conn.AddSet(f.private[i], nil)); err != nil {
+			return fmt.Errorf("sets of addresses: %w", err)
 		}
+		f.add(chain, isFamily(fam.proto), fam.lookup(f.hosts[i], fam.dst), refuse)
+		for _, number := range []byte{unix.IPPROTO_TCP, unix.IPPROTO_UDP} {
+			f.add(chain, isFamily(fam.proto), transport(number), fam.lookup(f.private[i], fam.src, fam.dst),
+				verdict(expr.VerdictReturn))
+		}
+		f.add(chain, isFamily(fam.proto), fam.lookup(ranges, fam.dst), refuse)
 	}
 	return nil
 }
@@ -261,8 +273,53 @@ func (f *firewall) addRated(chain *nftables.Chain, name string, limit *expr.Limi
 	return nil
 }
 
+// admitPrivate admits private destinations of a link until they are revoked.
+func (f *firewall) admitPrivate(l *Link, list []netip.AddrPort) error {
+	if err := f.changePrivate(l, list, f.conn.SetAddElements); err != nil {
+		return fmt.Errorf("load private destinations into the egress namespace: %w", err)
+	}
+	return nil
+}
+
+// revokePrivate revokes private destinations of a link, all of which are admitted.
+func (f *firewall) revokePrivate(l *Link, list []netip.AddrPort) error {
+	if err := f.changePrivate(l, list, f.conn.SetDeleteElements); err != nil {
+		return fmt.Errorf("remove private destinations from the egress namespace: %w", err)
+	}
+	return nil
+}
+
+// privateBatch is a number of elements that fits a netlink attribute.
+const privateBatch = 512
+
+// changePrivate makes one change of all elements, or none.
+func (f *firewall) changePrivate(
+	l *Link, list []netip.AddrPort, change func(*nftables.Set, []nftables.SetElement) error,
+) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for i, fam := range families {
+		src := []netip.Addr{l.ip4, l.ip6}[i]
+		var elements []nftables.SetElement
+		for _, to := range list {
+			if to.Addr().BitLen() == int(fam.len)*8 {
+				key := slices.Concat(src.AsSlice(), to.Addr().AsSlice(), binaryutil.BigEndian.PutUint16(to.Port()), []byte{0, 0})
+				elements = append(elements, nftables.SetElement{Key: key})
+			}
+		}
+		for batch := range slices.Chunk(elements, privateBatch) {
+			if err := change(f.private[i], batch); err != nil {
+				return err
+			}
+		}
+	}
+	return f.conn.Flush()
+}
+
 // setHosts replaces the addresses of the host and the control plane atomically.
 func (f *firewall) setHosts(addrs []netip.Addr) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
 	for i, fam := range families {
 		var elements []nftables.SetElement
 		for _, addr := range addrs {
@@ -330,6 +387,25 @@ func isFamily(number byte) exprs {
 		&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: 1},
 		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{number}},
 	}
+}
+
+// lookup matches packets with an element in a set: the address at an offset, or the addresses at two
+// offsets and the port.
+func (fam *packetFamily) lookup(set *nftables.Set, offsets ...uint32) (match exprs) {
+	const first = 8 // NFT_REG32_00
+	register := uint32(first)
+	for _, offset := range offsets {
+		match = append(match, &expr.Payload{
+			Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: fam.len, DestRegister: register,
+		})
+		register += fam.len / 4
+	}
+	if len(offsets) > 1 {
+		match = append(match, &expr.Payload{
+			Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2, DestRegister: register,
+		})
+	}
+	return append(match, &expr.Lookup{SourceRegister: first, SetName: set.Name, SetID: set.ID})
 }
 
 func transport(number byte) exprs {

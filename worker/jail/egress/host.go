@@ -16,6 +16,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/bullpen-run/bullpen/proto"
 )
 
 const (
@@ -145,19 +147,16 @@ func resolveEntry(ctx context.Context, entry string) ([]netip.Addr, error) {
 
 // isKnown reports whether addr is a known address of the host or the control plane.
 func (h *host) isKnown(addr netip.Addr) bool {
-	if refusedRange(addr) {
-		return true
-	}
 	h.mu.RLock()
 	defer h.mu.RUnlock()
 	_, plane := h.plane[addr]
 	return plane || slices.Contains(h.own, addr)
 }
 
-// isRefused reports whether programs may not reach addr. It asks the kernel whether a packet to
-// addr would stay on this machine.
+// isRefused reports whether programs may not reach addr, also if it is a private address that their
+// policy lists. It asks the kernel whether a packet to addr would stay on this machine.
 func (h *host) isRefused(addr netip.Addr) bool {
-	if h.isKnown(addr) {
+	if refusedRange(addr) && !proto.PrivateAddr(addr) || h.isKnown(addr) {
 		return true
 	}
 	routes, err := h.routes.RouteGet(addr.AsSlice())
@@ -171,7 +170,8 @@ func (h *host) isRefused(addr netip.Addr) bool {
 }
 
 // dial connects from the host's namespace. It checks the address that the socket is about to
-// connect to, and returns [errRefusedAddress] if programs may not reach it.
+// connect to, and returns [errRefusedAddress] if programs may not reach it. The caller has checked
+// that the policy lists a private address.
 func (h *host) dial(ctx context.Context, network string, to netip.AddrPort) (net.Conn, error) {
 	d := net.Dialer{Timeout: dialWithin, Control: func(network, address string, conn syscall.RawConn) error {
 		actual, err := netip.ParseAddrPort(address)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"maps"
 	"net"
 	"net/netip"
 	"slices"
@@ -59,9 +60,10 @@ type Link struct {
 	used        atomic.Bool  // the stack may have connections of the link
 
 	mu      sync.Mutex
-	running int           // goroutines of the link
-	closing bool          // no more goroutines may start
-	idle    chan struct{} // closed when closing and no goroutine is running
+	running int                     // goroutines of the link
+	closing bool                    // no more goroutines may start
+	idle    chan struct{}           // closed when closing and no goroutine is running
+	private map[netip.AddrPort]bool // the private destinations that the firewall admits
 	blocked []proto.BlockedConnection
 	refused int64 // number of rejections, listed or not
 
@@ -85,6 +87,7 @@ func (l *Link) Close() Report {
 		l.network.unregister(l)
 		l.cancel()
 		l.finish()
+		l.closePrivate()
 		l.network.discard(l.device)
 	})
 	l.mu.Lock()
@@ -144,6 +147,33 @@ func (l *Link) done() {
 	l.network.wg.Done()
 }
 
+// openPrivate makes the firewall admit private destinations of the link until it is closed.
+func (l *Link) openPrivate(list []netip.AddrPort) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	list = slices.DeleteFunc(slices.Clone(list), func(to netip.AddrPort) bool { return l.private[to] })
+	if len(list) == 0 {
+		return nil
+	}
+	if err := l.network.firewall.admitPrivate(l, list); err != nil {
+		return err
+	}
+	for _, to := range list {
+		l.private[to] = true
+	}
+	return nil
+}
+
+// closePrivate undoes openPrivate. The link's goroutines must have ended.
+func (l *Link) closePrivate() {
+	if len(l.private) == 0 {
+		return
+	}
+	if err := l.network.firewall.revokePrivate(l, slices.Collect(maps.Keys(l.private))); err != nil {
+		l.network.log.Error("private destinations of a closed link not removed", "error", err)
+	}
+}
+
 // block counts a rejection, and lists it unless it is a duplicate or the list is full.
 func (l *Link) block(b proto.BlockedConnection) {
 	l.mu.Lock()
@@ -170,7 +200,11 @@ func (l *Link) blockAddr(protocol string, to netip.AddrPort, reason proto.BlockR
 func (l *Link) admit(protocol string, to netip.AddrPort) (release func(), ok bool) {
 	giveBack, permitted := l.permits.acquire(to, time.Now())
 	if !permitted {
-		l.blockAddr(protocol, to, proto.BlockedNotAllowed)
+		reason := proto.BlockedNotAllowed
+		if refusedRange(to.Addr()) {
+			reason = proto.BlockedAddress
+		}
+		l.blockAddr(protocol, to, reason)
 		return nil, false
 	}
 	if l.connections.Add(1) > MaxConnections {

@@ -162,7 +162,9 @@ func (n *Network) Attach(ctx context.Context, netns *os.File, network proto.Netw
 	if err != nil {
 		return nil, fmt.Errorf("attach a jail: %w", err)
 	}
-	l := &Link{network: n, permits: permits, queries: rate.NewLimiter(queryLimit, queryLimitBurst)}
+	l := &Link{
+		network: n, permits: permits, queries: rate.NewLimiter(queryLimit, queryLimitBurst), private: map[netip.AddrPort]bool{},
+	}
 	l.tcp = tcp.NewForwarder(n.uplink.Stack, tcpBuffer, 2*MaxConnections, l.acceptTCP)
 	l.udp = udp.NewForwarder(n.uplink.Stack, l.acceptUDP)
 	l.ctx, l.cancel = context.WithCancel(context.WithoutCancel(ctx))
@@ -170,9 +172,15 @@ func (n *Network) Attach(ctx context.Context, netns *os.File, network proto.Netw
 		l.cancel()
 		return nil, fmt.Errorf("attach a jail: %w", err)
 	}
+	if err := l.openPrivate(permits.privateAddrs()); err != nil {
+		n.unregister(l)
+		l.cancel()
+		return nil, fmt.Errorf("attach a jail: %w", err)
+	}
 	if l.device, err = n.namespace.connect(ctx, netns, l.number, packetClass(cpu)); err != nil {
 		n.unregister(l)
 		l.cancel()
+		l.closePrivate()
 		return nil, fmt.Errorf("attach a jail: %w", err)
 	}
 	return l, nil

@@ -19,8 +19,9 @@ const (
 // permits are the addresses that one link may reach: those of its policy, and those granted by DNS
 // answers.
 type permits struct {
-	open  bool // the whole public internet
-	rules []proto.NetworkRule
+	open    bool // the whole public internet
+	rules   []proto.NetworkRule
+	private []proto.NetworkRule // the only rules for private addresses
 
 	mu          sync.Mutex
 	intercepted []proto.NetworkRule // hosts whose connections are intercepted
@@ -45,7 +46,22 @@ func newPermits(network proto.Network) (*permits, error) {
 		}
 		p.rules = append(p.rules, rule)
 	}
+	for _, s := range network.Private {
+		rule, err := proto.ParsePrivateRule(s)
+		if err != nil {
+			return nil, err
+		}
+		p.private = append(p.private, rule)
+	}
 	return p, nil
+}
+
+// rulesFor returns the rules that can admit an address.
+func (p *permits) rulesFor(addr netip.Addr) []proto.NetworkRule {
+	if proto.PrivateAddr(addr) {
+		return p.private
+	}
+	return p.rules
 }
 
 // acquire acquires a permit to connect. If ok, the caller must call release; until then the address
@@ -54,7 +70,8 @@ func (p *permits) acquire(to netip.AddrPort, now time.Time) (release func(), ok 
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	k := p.known[to.Addr()]
-	if !p.open && !p.listed(to) && !k.grants(to.Port(), now) {
+	open := p.open && !proto.PrivateAddr(to.Addr())
+	if !open && !p.listed(to) && !k.grants(to.Port(), now) {
 		return nil, false
 	}
 	if k == nil {
@@ -70,7 +87,7 @@ func (p *permits) acquire(to netip.AddrPort, now time.Time) (release func(), ok 
 
 // listed reports whether the list has a range with the address and port.
 func (p *permits) listed(to netip.AddrPort) bool {
-	return slices.ContainsFunc(p.rules, func(r proto.NetworkRule) bool {
+	return slices.ContainsFunc(p.rulesFor(to.Addr()), func(r proto.NetworkRule) bool {
 		return r.Prefix.IsValid() && r.Prefix.Contains(to.Addr()) &&
 			(len(r.Ports) == 0 || slices.Contains(r.Ports, to.Port()))
 	})
@@ -90,11 +107,44 @@ func (k *knownAddr) grants(port uint16, now time.Time) bool {
 
 // mayResolve reports whether a name may be queried.
 func (p *permits) mayResolve(name string) bool {
-	return p.open || slices.ContainsFunc(p.rules, func(r proto.NetworkRule) bool { return r.Matches(name) })
+	return p.open || matches(p.rules, name) || p.listsPrivate(name)
 }
 
-// learn remembers an answer. Under an allowlist it grants the addresses until the answer expires,
-// on the ports that the list has for the name.
+// listsPrivate reports whether a name is a private destination. Only these may belong to private
+// networks, and have private addresses.
+func (p *permits) listsPrivate(name string) bool { return matches(p.private, name) }
+
+func matches(rules []proto.NetworkRule, name string) bool {
+	return slices.ContainsFunc(rules, func(r proto.NetworkRule) bool { return r.Matches(name) })
+}
+
+// privateAddrs returns the private destinations that are listed by address.
+func (p *permits) privateAddrs() (list []netip.AddrPort) {
+	for _, rule := range p.private {
+		for _, port := range rule.Ports {
+			if rule.Prefix.IsValid() {
+				list = append(list, netip.AddrPortFrom(rule.Prefix.Addr(), port))
+			}
+		}
+	}
+	return list
+}
+
+// privateAt returns the private destinations at an address to which a name resolves.
+func (p *permits) privateAt(name string, addr netip.Addr) (list []netip.AddrPort) {
+	for _, rule := range p.private {
+		if !proto.PrivateAddr(addr) || !rule.Matches(name) {
+			continue
+		}
+		for _, port := range rule.Ports {
+			list = append(list, netip.AddrPortFrom(addr, port))
+		}
+	}
+	return list
+}
+
+// learn remembers an answer. It grants the addresses until the answer expires, on the ports that the
+// list has for the name.
 func (p *permits) learn(name string, addr netip.Addr, ttl time.Duration, now time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -114,7 +164,7 @@ func (p *permits) learn(name string, addr netip.Addr, ttl time.Duration, now tim
 	if until.After(k.expires) {
 		k.expires = until
 	}
-	for _, rule := range p.rules {
+	for _, rule := range p.rulesFor(addr) {
 		if !rule.Matches(name) {
 			continue
 		}

@@ -209,7 +209,7 @@ func (r *resolver) answer(l *Link, query, answer *dns.Msg) {
 	case q.Qclass != dns.ClassINET || !questionTypes[q.Qtype]:
 		answer.Rcode = dns.RcodeNotImplemented
 		return
-	case !isPublicName(name):
+	case !isPublicName(name) && !l.permits.listsPrivate(name):
 		refuse(proto.BlockedName)
 		return
 	case !l.permits.mayResolve(name):
@@ -221,7 +221,12 @@ func (r *resolver) answer(l *Link, query, answer *dns.Msg) {
 		answer.Rcode = dns.RcodeServerFailure
 		return
 	}
-	records, stripped := r.filterRecords(l, name, q.Qtype, found.Answer)
+	records, stripped, err := r.filterRecords(l, name, q.Qtype, found.Answer)
+	if err != nil {
+		r.network.log.Error("private destination not opened", "name", name, "error", err)
+		answer.Rcode = dns.RcodeServerFailure
+		return
+	}
 	if stripped && !hasType(records, q.Qtype) {
 		return
 	}
@@ -229,8 +234,10 @@ func (r *resolver) answer(l *Link, query, answer *dns.Msg) {
 }
 
 // filterRecords returns the records that answer the question, without refused addresses, and
-// remembers the addresses.
-func (r *resolver) filterRecords(l *Link, name string, kind uint16, found []dns.RR) (kept []dns.RR, stripped bool) {
+// remembers the addresses. It returns an error if the firewall cannot be opened for a private one.
+func (r *resolver) filterRecords(l *Link, name string, kind uint16, found []dns.RR) (
+	kept []dns.RR, stripped bool, err error,
+) {
 	owners := map[string]bool{name: true}
 	for before := 0; before < len(owners); { // aliases may be in any order
 		before = len(owners)
@@ -241,6 +248,7 @@ func (r *resolver) filterRecords(l *Link, name string, kind uint16, found []dns.
 		}
 	}
 	var granted []netip.Addr
+	var private []netip.AddrPort
 	ttl := uint32(maxGrant / time.Second)
 	for _, rr := range found {
 		header := rr.Header()
@@ -248,22 +256,26 @@ func (r *resolver) filterRecords(l *Link, name string, kind uint16, found []dns.
 			continue
 		}
 		if addr, ok := recordAddr(rr); ok {
-			if r.network.host.isKnown(addr) {
+			at := l.permits.privateAt(name, addr)
+			if refusedRange(addr) && len(at) == 0 || r.network.host.isKnown(addr) {
 				stripped = true
 				l.block(proto.BlockedConnection{
 					Host: name, Address: addr.String(), Protocol: "dns", Reason: proto.BlockedAddress, At: time.Now(),
 				})
 				continue
 			}
-			granted = append(granted, addr)
+			granted, private = append(granted, addr), append(private, at...)
 		}
 		ttl = min(ttl, header.Ttl)
 		kept = append(kept, rr)
 	}
+	if err := l.openPrivate(private); err != nil {
+		return nil, false, err
+	}
 	for _, addr := range granted {
 		l.permits.learn(name, addr, time.Duration(ttl)*time.Second, time.Now())
 	}
-	return kept, stripped
+	return kept, stripped, nil
 }
 
 func recordAddr(rr dns.RR) (addr netip.Addr, ok bool) {
