@@ -38,6 +38,10 @@ type Network struct {
 	Allow []string `json:"allow,omitempty" maxItems:"100" must:"have 1 to 100 entries" doc:"With the policy allowlist: names, addresses and ranges, each with ports or for all of them."`
 	// Private are rules in the form of [ParsePrivateRule], for every policy with a network.
 	Private []string `json:"private,omitempty" maxItems:"32" must:"have at most 32 entries" doc:"Destinations in the operator's private network that programs may reach too: a name or an address, with ports."`
+	// Bandwidth is in bytes per second, in each direction; 0 is no limit.
+	Bandwidth Bytes `json:"bandwidth,omitempty" minimum:"16KiB" maximum:"1024GiB" doc:"Bytes per second that a sandbox may receive, and as many that it may send: 16KiB to 1024GiB. Not limited if absent."`
+	// ConnectionRate is in new connections and UDP flows per second; 0 is no limit.
+	ConnectionRate int `json:"connection_rate,omitempty" minimum:"1" maximum:"300" doc:"New TCP connections and UDP flows per second of a sandbox. A connection waits up to 10 seconds, and is refused if that is not enough. If absent, the only limit is that of every sandbox, 300 TCP connections."`
 }
 
 // Effective returns the policy, NetworkBlocked if it is empty.
@@ -49,7 +53,9 @@ func (n *Network) Effective() NetworkPolicy {
 }
 
 // Extended reports whether the network has settings that older workers would ignore.
-func (n *Network) Extended() bool { return len(n.Private) > 0 }
+func (n *Network) Extended() bool {
+	return len(n.Private) > 0 || n.Bandwidth > 0 || n.ConnectionRate > 0
+}
 
 // Validate checks the policy and the form of every rule. Its error is a [*FieldError] for a field of
 // "network".
@@ -61,9 +67,20 @@ func (n *Network) Validate() error {
 		return FieldErrorf("network.policy", "must be one of %s, %s, %s", NetworkBlocked, NetworkUnrestricted,
 			NetworkAllowlist)
 	}
+	for _, field := range []struct {
+		name string
+		set  bool
+	}{
+		{"private", len(n.Private) > 0},
+		{"bandwidth", n.Bandwidth > 0},
+		{"connection_rate", n.ConnectionRate > 0},
+	} {
+		if field.set && policy == NetworkBlocked {
+			return FieldErrorf("network."+field.name, "goes with the policies %s and %s only", NetworkUnrestricted,
+				NetworkAllowlist)
+		}
+	}
 	switch {
-	case policy == NetworkBlocked && len(n.Private) > 0:
-		return FieldErrorf("network.private", "goes with the policies %s and %s only", NetworkUnrestricted, NetworkAllowlist)
 	case len(n.Private) > MaxPrivateRules:
 		return FieldErrorf("network.private", "must have at most %d entries", MaxPrivateRules)
 	case policy != NetworkAllowlist && len(n.Allow) > 0:

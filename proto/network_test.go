@@ -93,6 +93,14 @@ func TestNetworkValidate(t *testing.T) {
 			proto.Network{Private: []string{"mirror.corp:443"}},
 			"network.private goes with the policies unrestricted and allowlist only",
 		},
+		"limits without a network": {
+			proto.Network{Bandwidth: proto.MiB}, "network.bandwidth goes with the policies unrestricted and allowlist only",
+		},
+		"rate without a network": {
+			proto.Network{Policy: proto.NetworkBlocked, ConnectionRate: 1},
+			"network.connection_rate goes with the policies unrestricted and allowlist only",
+		},
+		"limits": {proto.Network{Policy: proto.NetworkUnrestricted, Bandwidth: proto.MiB, ConnectionRate: 5}, ""},
 		"long private list": {
 			proto.Network{
 				Policy:  proto.NetworkUnrestricted,

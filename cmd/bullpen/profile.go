@@ -42,6 +42,8 @@ type profileFlags struct {
 	Network     *string      `placeholder:"POLICY" help:"Network policy: blocked, unrestricted or allowlist."`
 	Allow       []string     `sep:"none" placeholder:"HOST[:PORTS]" help:"Allowlist entry: a name such as pypi.org or *.example.com:443, an address or a range. Repeatable."`
 	Private     []string     `sep:"none" placeholder:"HOST:PORTS" help:"Destination in your private network that programs may reach too: a name such as mirror.example.com:443, or an address. Repeatable."`
+	Bandwidth   *proto.Bytes `placeholder:"SIZE" help:"Bytes per second that a sandbox may receive, and as many that it may send, 16KiB to 1024GiB. Default: not limited."`
+	OpenRate    *int         `name:"connection-rate" placeholder:"N" help:"New connections per second of a sandbox, 1 to 300."`
 	Env         []string     `short:"e" sep:"none" placeholder:"NAME=VALUE" help:"Environment variable of every program. The request's variables override it. Repeatable."`
 	Secret      []string     `sep:"none" placeholder:"NAME[=VARIABLE]" help:"Secret of the executing organisation for programs, as a variable or, without =VARIABLE, as a file. A ! at the end masks it in the output. Repeatable."`
 	Output      *proto.Bytes `placeholder:"SIZE" help:"Output that a result keeps of each stream, up to 256MiB."`
@@ -88,9 +90,11 @@ type profileDisk struct {
 
 // profileNetwork is the network of a [profileFile].
 type profileNetwork struct {
-	Policy  any `json:"policy,omitempty" yaml:"policy"`
-	Allow   any `json:"allow,omitempty" yaml:"allow"`
-	Private any `json:"private,omitempty" yaml:"private"`
+	Policy         any `json:"policy,omitempty" yaml:"policy"`
+	Allow          any `json:"allow,omitempty" yaml:"allow"`
+	Private        any `json:"private,omitempty" yaml:"private"`
+	Bandwidth      any `json:"bandwidth,omitempty" yaml:"bandwidth"`
+	ConnectionRate any `json:"connection_rate,omitempty" yaml:"connection_rate"`
 }
 
 // maxProfileBytes bounds the size of a profile file.
@@ -147,6 +151,8 @@ func (f *profileFlags) flags() (*profileFile, error) {
 	setFlag(&network.Policy, f.Network)
 	setList(&network.Allow, f.Allow)
 	setList(&network.Private, f.Private)
+	setFlag(&network.Bandwidth, f.Bandwidth)
+	setFlag(&network.ConnectionRate, f.OpenRate)
 	if network != (profileNetwork{}) {
 		s.Network = &network
 	}

@@ -27,14 +27,15 @@ func TestProfileIsDecodedWhole(t *testing.T) {
 		t,
 		`{"name":"web.1","image":"py-3.14","cpu":2.5,"memory":"2GiB","pids":64,
 		"disk":{"home":"3 GiB","tmp":1048576,"inodes":1000},
-		"network":{"policy":"allowlist","allow":["pypi.org"],"private":["db.corp:5432"]},"env":{"A":"1"},
-		"output":"1536KiB","isolation":"",
+		"network":{"policy":"allowlist","allow":["pypi.org"],"private":["db.corp:5432"],"bandwidth":1048576,"connection_rate":20},
+		"env":{"A":"1"},"output":"1536KiB","isolation":"",
 		"preload":["numpy","matplotlib.pyplot"]}`)
 	want := proto.Profile{
 		Name: "web.1", Image: "py-3.14", CPU: 2.5, Memory: 2 * proto.GiB, Pids: 64,
 		Disk: proto.Disk{Home: 3 * proto.GiB, Tmp: proto.MiB, Inodes: 1000},
 		Network: proto.Network{
 			Policy: proto.NetworkAllowlist, Allow: []string{"pypi.org"}, Private: []string{"db.corp:5432"},
+			Bandwidth: proto.MiB, ConnectionRate: 20,
 		},
 		Env:     map[string]string{"A": "1"},
 		Output:  1536 * proto.KiB,
@@ -49,7 +50,8 @@ func TestProfileIsDecodedWhole(t *testing.T) {
 	}
 	const canonical = `{"name":"web.1","image":"py-3.14","cpu":2.5,"memory":"2GiB","pids":64,"disk":{"home":"3GiB",` +
 		`"tmp":"1MiB","inodes":1000},` +
-		`"network":{"policy":"allowlist","allow":["pypi.org"],"private":["db.corp:5432"]},"env":{"A":"1"},` +
+		`"network":{"policy":"allowlist","allow":["pypi.org"],"private":["db.corp:5432"],` +
+		`"bandwidth":"1MiB","connection_rate":20},"env":{"A":"1"},` +
 		`"output":"1536KiB","preload":["numpy",` +
 		`"matplotlib.pyplot"]}`
 	if string(body) != canonical {
@@ -70,7 +72,7 @@ func TestAbsentProfileFieldsAreTheDefaults(t *testing.T) {
 		`{"name":"a","image":null,"cpu":null,"memory":null,"pids":null,"disk":null,"network":null,"env":null,` +
 			`"output":null,"isolation":null,"preload":null,"system_calls":null}`,
 		`{"name":"a","isolation":"","preload":[],"system_calls":[]}`,
-		`{"name":"a","disk":{"home":null,"tmp":null,"inodes":null},"network":{"policy":null,"allow":null,"private":null}}`,
+		`{"name":"a","disk":{"home":null,"tmp":null,"inodes":null},"network":{"policy":null,"allow":null,"private":null,"bandwidth":null,"connection_rate":null}}`,
 	} {
 		got, err := DecodeProfile("", []byte(body), defaults)
 		if err != nil {
@@ -249,6 +251,23 @@ func TestProfileLimits(t *testing.T) {
 			{`"network":{"policy":"allowlist","allow":["a b"]}`, false},
 			{`"network":{"policy":"allowlist","allow":"pypi.org"}`, false},
 			{`"network":{"policy":"allowlist","allow":[1]}`, false},
+		},
+		"network.bandwidth": {
+			{`"network":{"policy":"unrestricted","bandwidth":"16KiB"}`, true},
+			{`"network":{"policy":"unrestricted","bandwidth":16383}`, false},
+			{`"network":{"policy":"allowlist","allow":["a.b"],"bandwidth":"1024GiB"}`, true},
+			{`"network":{"policy":"unrestricted","bandwidth":1099511627777}`, false},
+			{`"network":{"policy":"unrestricted","bandwidth":0}`, false},
+			{`"network":{"policy":"unrestricted","bandwidth":"fast"}`, false},
+			{`"network":{"bandwidth":"1MiB"}`, false},
+		},
+		"network.connection_rate": {
+			{`"network":{"policy":"unrestricted","connection_rate":1}`, true},
+			{`"network":{"policy":"unrestricted","connection_rate":300}`, true},
+			{`"network":{"policy":"unrestricted","connection_rate":301}`, false},
+			{`"network":{"policy":"unrestricted","connection_rate":0}`, false},
+			{`"network":{"policy":"unrestricted","connection_rate":1.5}`, false},
+			{`"network":{"connection_rate":1}`, false},
 		},
 		"network.private": {
 			{`"network":{"policy":"allowlist","private":["a.b:1"]}`, true},

@@ -12,8 +12,8 @@ import (
 const (
 	CapabilityImages  = "images"  // programs in images, which contain their own runtimes
 	CapabilityNetwork = "network" // programs with network access
-	// CapabilityNetworkExtended is for networks with private destinations, which older workers do not
-	// know.
+	// CapabilityNetworkExtended is for networks with private destinations or limits, which older
+	// workers do not know.
 	CapabilityNetworkExtended = "network-extended"
 
 	CapabilityDisk    = "disk"    // programs with a home or /tmp on disk

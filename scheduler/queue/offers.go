@@ -144,7 +144,7 @@ func describe(capability string) string {
 	case CapabilityNetwork:
 		return "network access"
 	case CapabilityNetworkExtended:
-		return "private destinations of a network"
+		return "private destinations and limits of a network"
 	case CapabilityDisk:
 		return "a home or /tmp on disk"
 	case CapabilityInjections:

@@ -37,6 +37,7 @@
 // ECONNREFUSED for both. Rejections are listed in the link's [Report], except for those of the
 // firewall beyond a rate.
 //
-// Connections, DNS queries, packets and memory of a link are limited; see the constants. Bytes per
-// second are not.
+// Connections, DNS queries, packets and memory of a link are limited; see the constants. Bytes and
+// new connections per second are limited as the policy says: the worker reads on only when what it
+// has read may pass, so that TCP slows the sender down and nothing is lost.
 package egress

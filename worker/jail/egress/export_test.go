@@ -7,6 +7,9 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
+// MinBurst is minBurst.
+const MinBurst = minBurst
+
 // DropFirewall removes the firewall, so that the dialer's checks are tested.
 func (n *Network) DropFirewall() error {
 	n.firewall.conn.DelTable(n.firewall.table)
@@ -69,7 +72,7 @@ func (p Permits) Use(to netip.AddrPort, now time.Time) (release func(), ok bool)
 func (p Permits) Known() int { return len(p.p.known) }
 
 // BytesIn returns the bytes that the program has received so far.
-func (l *Link) BytesIn() int64 { return l.in.Load() }
+func (l *Link) BytesIn() int64 { return l.in.bytes.Load() }
 
 // ParseLog calls parseLog and discards the result.
 func ParseLog(attrs []byte) bool {

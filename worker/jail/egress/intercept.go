@@ -1,9 +1,12 @@
 package egress
 
 import (
+	"errors"
 	"net"
 	"net/netip"
+	"slices"
 
+	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/worker/jail"
 )
 
@@ -24,6 +27,14 @@ func (l *Link) intercept(inside *tcpInside, outside net.Conn, to netip.AddrPort,
 		case conn := <-open:
 			return conn, nil
 		default:
+			wait, ok := l.reserveOpen()
+			if !ok {
+				l.blockAddr("tcp", to, proto.BlockedLimit)
+				return nil, errOpenRate
+			}
+			if err := sleep(l.ctx, wait); err != nil {
+				return nil, err
+			}
 			return l.dial("tcp", to)
 		}
 	}
@@ -38,6 +49,9 @@ func (l *Link) intercept(inside *tcpInside, outside net.Conn, to netip.AddrPort,
 	return false
 }
 
+// errOpenRate is returned for a connection that would wait too long.
+var errOpenRate = errors.New("more connections than the sandbox profile allows per second")
+
 // countedConn is the program's end of an intercepted connection.
 type countedConn struct {
 	*tcpInside
@@ -45,13 +59,25 @@ type countedConn struct {
 }
 
 func (c *countedConn) Read(p []byte) (int, error) {
-	n, err := c.tcpInside.Read(p)
-	c.link.out.Add(int64(n))
+	n, err := c.tcpInside.Read(p[:min(len(p), copyBuffer)])
+	if closed := c.link.out.await(c.link.ctx, n); closed != nil {
+		return 0, closed
+	}
+	c.link.out.bytes.Add(int64(n))
 	return n, err
 }
 
-func (c *countedConn) Write(p []byte) (int, error) {
-	n, err := c.tcpInside.Write(p)
-	c.link.in.Add(int64(n))
-	return n, err
+func (c *countedConn) Write(p []byte) (written int, err error) {
+	for part := range slices.Chunk(p, copyBuffer) {
+		if err := c.link.in.await(c.link.ctx, len(part)); err != nil {
+			return written, err
+		}
+		n, err := c.tcpInside.Write(part)
+		c.link.in.bytes.Add(int64(n))
+		written += n
+		if err != nil {
+			return written, err
+		}
+	}
+	return written, nil
 }

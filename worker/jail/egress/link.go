@@ -51,9 +51,10 @@ type Link struct {
 	ctx    context.Context //nolint:containedctx // lifetime of the link, shared by its connections
 	cancel context.CancelFunc
 
-	in, out     atomic.Int64
-	connections atomic.Int32 // including UDP flows
-	intercepted atomic.Int32 // those that are intercepted
+	in, out     meter
+	opens       *rate.Limiter // connections and UDP flows
+	connections atomic.Int32  // including UDP flows
+	intercepted atomic.Int32  // those that are intercepted
 	interceptor atomic.Pointer[jail.Interception]
 	inFlight    atomic.Int32 // DNS queries in flight
 	dnsConns    atomic.Int32 // TCP connections to the resolver
@@ -93,7 +94,7 @@ func (l *Link) Close() Report {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return Report{
-		Traffic: proto.Traffic{BytesIn: l.in.Load(), BytesOut: l.out.Load()},
+		Traffic: proto.Traffic{BytesIn: l.in.bytes.Load(), BytesOut: l.out.bytes.Load()},
 		Blocked: slices.Clone(l.blocked), BlockedTotal: l.refused,
 	}
 }
@@ -195,9 +196,9 @@ func (l *Link) blockAddr(protocol string, to netip.AddrPort, reason proto.BlockR
 	})
 }
 
-// admit counts a connection and acquires a permit. If ok, the caller must call release; otherwise
-// the rejection has been listed.
-func (l *Link) admit(protocol string, to netip.AddrPort) (release func(), ok bool) {
+// admit counts a connection and acquires a permit. If ok, the caller must wait before it relays
+// anything, and call release; otherwise the rejection has been listed.
+func (l *Link) admit(protocol string, to netip.AddrPort) (wait time.Duration, release func(), ok bool) {
 	giveBack, permitted := l.permits.acquire(to, time.Now())
 	if !permitted {
 		reason := proto.BlockedNotAllowed
@@ -205,18 +206,20 @@ func (l *Link) admit(protocol string, to netip.AddrPort) (release func(), ok boo
 			reason = proto.BlockedAddress
 		}
 		l.blockAddr(protocol, to, reason)
-		return nil, false
+		return 0, nil, false
 	}
-	if l.connections.Add(1) > MaxConnections {
+	release = func() {
 		l.connections.Add(-1)
 		giveBack()
-		l.blockAddr(protocol, to, proto.BlockedLimit)
-		return nil, false
 	}
-	return func() {
-		l.connections.Add(-1)
-		giveBack()
-	}, true
+	if l.connections.Add(1) <= MaxConnections {
+		if wait, ok = l.reserveOpen(); ok {
+			return wait, release, true
+		}
+	}
+	release()
+	l.blockAddr(protocol, to, proto.BlockedLimit)
+	return 0, nil, false
 }
 
 // dial connects to the outside and lists refused addresses.
@@ -237,12 +240,16 @@ func (l *Link) acceptTCP(r *tcp.ForwarderRequest) {
 	}
 	defer l.done()
 	to := destination(r.ID())
-	release, ok := l.admit("tcp", to)
+	wait, release, ok := l.admit("tcp", to)
 	if !ok {
 		r.Complete(true)
 		return
 	}
 	defer release()
+	if sleep(l.ctx, wait) != nil {
+		r.Complete(true)
+		return
+	}
 	hosts := l.permits.interceptedAt(to)
 	if len(hosts) > 0 {
 		defer l.intercepted.Add(-1)
@@ -301,8 +308,8 @@ func (l *Link) relay(inside, outside tcpEnd) {
 		_ = outside.Close()
 	}()
 	var both sync.WaitGroup
-	carry := func(to, from tcpEnd, count *atomic.Int64) {
-		if err := copyCounted(to, from, count); err != nil {
+	carry := func(to, from tcpEnd, m *meter) {
+		if err := copyMetered(l.ctx, to, from, m); err != nil {
 			to.Reset()
 			from.Reset()
 			return
@@ -314,14 +321,18 @@ func (l *Link) relay(inside, outside tcpEnd) {
 	both.Wait()
 }
 
-// copyCounted copies until EOF and counts the written bytes.
-func copyCounted(to io.Writer, from io.Reader, count *atomic.Int64) error {
+// copyMetered copies until EOF. It reads on only when the bytes have been written, so that the limit
+// slows the sender down.
+func copyMetered(ctx context.Context, to io.Writer, from io.Reader, m *meter) error {
 	buf := make([]byte, copyBuffer)
 	for {
 		n, err := from.Read(buf)
 		if n > 0 {
+			if err := m.await(ctx, n); err != nil {
+				return err
+			}
 			written, err := to.Write(buf[:n])
-			count.Add(int64(written))
+			m.bytes.Add(int64(written))
 			if err != nil {
 				return err
 			}
@@ -341,7 +352,7 @@ func (l *Link) acceptUDP(r *udp.ForwarderRequest) bool {
 		return true
 	}
 	to := destination(r.ID())
-	release, ok := l.admit("udp", to)
+	wait, release, ok := l.admit("udp", to)
 	if !ok {
 		l.done()
 		return false
@@ -365,6 +376,7 @@ func (l *Link) acceptUDP(r *udp.ForwarderRequest) bool {
 	go func() {
 		defer l.done()
 		defer release()
+		_ = sleep(l.ctx, wait) // here, because acceptUDP must not block; exchange returns if the link is closed
 		l.exchange(gonet.NewUDPConn(&queue, ep), outside)
 	}()
 	return true
@@ -380,7 +392,7 @@ func (l *Link) exchange(inside, outside net.Conn) {
 	defer stop()
 	idle := time.AfterFunc(udpIdle, end)
 	defer idle.Stop()
-	carry := func(to io.Writer, from io.Reader, count *atomic.Int64) {
+	carry := func(to io.Writer, from io.Reader, m *meter) {
 		defer end()
 		buf := make([]byte, 64<<10)
 		for {
@@ -388,9 +400,13 @@ func (l *Link) exchange(inside, outside net.Conn) {
 			if err != nil {
 				return
 			}
-			idle.Reset(udpIdle)
+			wait := m.reserve(n)
+			idle.Reset(wait + udpIdle)
+			if sleep(l.ctx, wait) != nil {
+				return
+			}
 			if written, err := to.Write(buf[:n]); err == nil {
-				count.Add(int64(written))
+				m.bytes.Add(int64(written))
 			}
 		}
 	}

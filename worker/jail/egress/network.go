@@ -164,7 +164,9 @@ func (n *Network) Attach(ctx context.Context, netns *os.File, network proto.Netw
 	}
 	l := &Link{
 		network: n, permits: permits, queries: rate.NewLimiter(queryLimit, queryLimitBurst), private: map[netip.AddrPort]bool{},
+		opens: newOpenRate(network.ConnectionRate),
 	}
+	l.in.limit, l.out.limit = newBandwidth(network.Bandwidth), newBandwidth(network.Bandwidth)
 	l.tcp = tcp.NewForwarder(n.uplink.Stack, tcpBuffer, 2*MaxConnections, l.acceptTCP)
 	l.udp = udp.NewForwarder(n.uplink.Stack, l.acceptUDP)
 	l.ctx, l.cancel = context.WithCancel(context.WithoutCancel(ctx))

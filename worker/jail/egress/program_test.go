@@ -84,6 +84,8 @@ func (p *program) do(o order) answer {
 			_, _ = conn.Write(data)
 		}
 		return answer{}
+	case "crowd":
+		return p.crowd(o)
 	case "open_pending":
 		return p.openPending(o)
 	case "get":
@@ -304,6 +306,28 @@ func (p *program) openPending(o order) answer {
 	cancel()
 	for range egress.MaxConnections {
 		<-ends
+	}
+	return answer{Count: count}
+}
+
+// crowd opens N connections at once until the first is refused, and counts the outcomes.
+func (p *program) crowd(o order) answer {
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	ends := make(chan string, o.N)
+	for range o.N {
+		go func() {
+			_, err := p.dialer.DialContext(ctx, "tcp", o.To)
+			ends <- errorName(err)
+		}()
+	}
+	count := map[string]int{}
+	for range o.N {
+		end := <-ends
+		count[end]++
+		if end == "ECONNREFUSED" {
+			cancel()
+		}
 	}
 	return answer{Count: count}
 }
