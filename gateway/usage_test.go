@@ -45,7 +45,7 @@ func (u *usageStub) Report(_ context.Context, f *proto.UsageFilter) (proto.Usage
 	u.filter = *f
 	row := proto.UsageRow{StoredByteDays: 7, UsageSum: proto.UsageSum{
 		Executions: map[proto.Status]int64{proto.StatusSuccess: 2, proto.StatusOOM: 1}, CPUMS: 1234,
-		MemoryMS: 5, SandboxMS: 2500, BytesOut: 3,
+		MemoryMS: 5, SandboxMS: 2500, BytesIn: 9, BytesOut: 3,
 		OutputBytes: 4, WebhookAttempts: 6, AgentTurns: 8,
 	}}
 	if f.By(proto.UsageByDay) {
@@ -112,8 +112,8 @@ func TestUsageForms(t *testing.T) {
 	}
 	const want = "org,day,executions,success,failed,timeout,oom,seccomp," +
 		"cancelled,cpu_seconds,memory_mib_seconds,bytes_out,output_bytes,stored_byte_days,webhook_attempts," +
-		"sandbox_seconds,agent_turns\n" +
-		"acme,2026-02-03,3,2,0,0,1,0,0,1.234,0.005,3,4,7,6,2.500,8\n"
+		"sandbox_seconds,agent_turns,bytes_in\n" +
+		"acme,2026-02-03,3,2,0,0,1,0,0,1.234,0.005,3,4,7,6,2.500,8,9\n"
 	for _, a := range []*reply{
 		h.do("GET", "/v1/admin/usage?group_by=day,org", "", "Accept", "text/csv"),
 		h.do("GET", "/v1/admin/usage?group_by=day,org&format=csv", "", "Accept", "application/json"),

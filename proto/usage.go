@@ -22,6 +22,7 @@ type UsageSum struct {
 	MemoryMS        int64 `json:"memory_ms,omitempty"`
 	SandboxMS       int64 `json:"sandbox_ms,omitempty"`   // for which live sandboxes ran
 	AgentTurns      int64 `json:"agent_turns,omitempty"`  // of agent sessions
+	BytesIn         int64 `json:"bytes_in,omitempty"`     // received by the programs through their network
 	BytesOut        int64 `json:"bytes_out,omitempty"`    // sent by the programs through their network
 	OutputBytes     int64 `json:"output_bytes,omitempty"` // of stdout and stderr in the results
 	WebhookAttempts int64 `json:"webhook_attempts,omitempty"`
@@ -39,6 +40,7 @@ func (s *UsageSum) Add(other *UsageSum) {
 	s.MemoryMS += other.MemoryMS
 	s.SandboxMS += other.SandboxMS
 	s.AgentTurns += other.AgentTurns
+	s.BytesIn += other.BytesIn
 	s.BytesOut += other.BytesOut
 	s.OutputBytes += other.OutputBytes
 	s.WebhookAttempts += other.WebhookAttempts
@@ -53,7 +55,7 @@ func NewUsageSum(r *Record) UsageSum {
 	if u := r.Usage; u != nil {
 		sum.CPUMS, sum.OutputBytes = u.CPUMS, u.OutputBytes
 		if u.Network != nil {
-			sum.BytesOut = u.Network.BytesOut
+			sum.BytesIn, sum.BytesOut = u.Network.BytesIn, u.Network.BytesOut
 		}
 		if r.Result != nil {
 			sum.MemoryMS = (u.MemoryPeak >> 10) * r.Result.DurationMS >> 10 // in two steps, so that it cannot overflow

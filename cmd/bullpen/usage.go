@@ -25,8 +25,8 @@ type usageCommand struct {
 }
 
 func (*usageCommand) Help() string {
-	return `Shows executions and failures, CPU time, peak memory times duration, bytes sent and stored, attempts of
-webhooks, and the use of the plan's monthly quotas. The bar shows the number of executions. Without the group day,
+	return `Shows executions and failures, CPU time, peak memory times duration, bytes received, sent and stored,
+attempts of webhooks, and the use of the plan's monthly quotas. The bar shows the number of executions. Without the group day,
 stored bytes are those of all days together.
 
 Examples:
@@ -97,7 +97,7 @@ func printUsage(p *page, u *api.Usage, terminal bool) {
 	if slices.Contains(groups, proto.UsageByDay) {
 		stored = "STORED"
 	}
-	p.row(append(head, "EXECUTIONS", "FAILED", "CPU", "MEMORY", "SENT", stored, "WEBHOOKS")...)
+	p.row(append(head, "EXECUTIONS", "FAILED", "CPU", "MEMORY", "RECEIVED", "SENT", stored, "WEBHOOKS")...)
 	for i := range u.Rows {
 		r := &u.Rows[i]
 		var line []any
@@ -105,7 +105,8 @@ func printUsage(p *page, u *api.Usage, terminal bool) {
 			line = append(line, usageGroup(r, g))
 		}
 		line = append(line, r.Executions.Total, r.Executions.Total-r.Executions.Success, fmt.Sprintf("%.1f s", r.CPUSeconds),
-			fmt.Sprintf("%.0f MiB s", r.MemoryMiBSeconds), mib(r.BytesOut), mib(r.StoredByteDays), r.WebhookAttempts)
+			fmt.Sprintf("%.0f MiB s", r.MemoryMiBSeconds), mib(r.BytesIn), mib(r.BytesOut), mib(r.StoredByteDays),
+			r.WebhookAttempts)
 		if r.Executions.Total > 0 {
 			line = append(line, bar(r.Executions.Total, most, terminal))
 		}

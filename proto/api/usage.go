@@ -44,6 +44,7 @@ type UsageRow struct {
 	MemoryMiBSeconds float64         `json:"memory_mib_seconds" minimum:"0" doc:"Sum of each execution's peak memory in MiB, multiplied by its duration in seconds."`
 	SandboxSeconds   float64         `json:"sandbox_seconds" minimum:"0" doc:"How long live sandboxes ran that have stopped."`
 	AgentTurns       int64           `json:"agent_turns" minimum:"0" doc:"Turns of agent sessions that have ended."`
+	BytesIn          int64           `json:"bytes_in" minimum:"0" doc:"Received by the programs through their network."`
 	BytesOut         int64           `json:"bytes_out" minimum:"0" doc:"Sent by the programs through their network."`
 	OutputBytes      int64           `json:"output_bytes" minimum:"0" doc:"Of stdout and stderr in the results."`
 	StoredByteDays   int64           `json:"stored_byte_days" minimum:"0" doc:"Sum of the daily maxima of stored bytes, sampled hourly: files in the newest version of threads, uploaded files waiting for an execution, and retained output of results. For one day, the bytes stored."`
@@ -84,7 +85,7 @@ func NewUsage(f *proto.UsageFilter, r *proto.UsageReport, uses []proto.QuotaUse)
 			Executions: newUsageExecutions(row.Executions), CPUSeconds: thousandths(row.CPUMS),
 			MemoryMiBSeconds: thousandths(row.MemoryMS), SandboxSeconds: thousandths(row.SandboxMS),
 			AgentTurns: row.AgentTurns,
-			BytesOut:   row.BytesOut, OutputBytes: row.OutputBytes, StoredByteDays: row.StoredByteDays,
+			BytesIn:    row.BytesIn, BytesOut: row.BytesOut, OutputBytes: row.OutputBytes, StoredByteDays: row.StoredByteDays,
 			WebhookAttempts: row.WebhookAttempts,
 		}
 	}
@@ -123,7 +124,7 @@ func (u *Usage) WriteCSV(w io.Writer) error {
 	_ = out.Write(append(head, // Flush keeps the error
 		"executions", "success", "failed", "timeout", "oom", "seccomp", "cancelled",
 		"cpu_seconds", "memory_mib_seconds", "bytes_out", "output_bytes", "stored_byte_days", "webhook_attempts",
-		"sandbox_seconds", "agent_turns"))
+		"sandbox_seconds", "agent_turns", "bytes_in"))
 	for i := range u.Rows {
 		r := &u.Rows[i]
 		var line []string
@@ -140,7 +141,8 @@ func (u *Usage) WriteCSV(w io.Writer) error {
 		for _, n := range []int64{r.BytesOut, r.OutputBytes, r.StoredByteDays, r.WebhookAttempts} {
 			line = append(line, strconv.FormatInt(n, 10))
 		}
-		line = append(line, strconv.FormatFloat(r.SandboxSeconds, 'f', 3, 64), strconv.FormatInt(r.AgentTurns, 10))
+		line = append(line, strconv.FormatFloat(r.SandboxSeconds, 'f', 3, 64), strconv.FormatInt(r.AgentTurns, 10),
+			strconv.FormatInt(r.BytesIn, 10))
 		_ = out.Write(line)
 	}
 	out.Flush()
@@ -174,7 +176,7 @@ func usageRoutes() []Route {
 		Day: day, Key: key, Language: language,
 		UsageSum: proto.UsageSum{
 			Executions: map[proto.Status]int64{proto.StatusSuccess: 119, proto.StatusTimeout: 1}, CPUMS: 30500,
-			MemoryMS: 2_400_000, BytesOut: 1 << 20, OutputBytes: 4 << 10,
+			MemoryMS: 2_400_000, BytesIn: 8 << 20, BytesOut: 1 << 20, OutputBytes: 4 << 10,
 		},
 	}}}, []proto.QuotaUse{{
 		Name: proto.QuotaCPU, Quota: proto.Quota{Soft: 800, Hard: 1000}, Used: 30.5,

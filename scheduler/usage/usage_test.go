@@ -93,9 +93,9 @@ func report(t *testing.T, st *store.Store, f proto.UsageFilter) []proto.UsageRow
 
 func text(rows []proto.UsageRow) (s string) {
 	for _, r := range rows {
-		s += fmt.Sprintf("%s %s %s %s: %v cpu %d, memory %d, out %d, output %d, webhooks %d, stored %d\n",
-			r.Org, r.Day, r.Key, r.Language, r.Executions, r.CPUMS, r.MemoryMS, r.BytesOut, r.OutputBytes, r.WebhookAttempts,
-			r.StoredByteDays)
+		s += fmt.Sprintf("%s %s %s %s: %v cpu %d, memory %d, in %d, out %d, output %d, webhooks %d, stored %d\n",
+			r.Org, r.Day, r.Key, r.Language, r.Executions, r.CPUMS, r.MemoryMS, r.BytesIn, r.BytesOut, r.OutputBytes,
+			r.WebhookAttempts, r.StoredByteDays)
 	}
 	return s
 }
@@ -121,8 +121,8 @@ func TestExecutionsByOutcome(t *testing.T) {
 	end(t, st, "other", "key_c", proto.Python, proto.Exited(0), today)
 	end(t, st, "acme", "key_a", proto.Python, proto.Exited(0), today.Truncate(24*time.Hour).Add(-time.Millisecond))
 
-	one := "cpu 1500, memory 20000, out 30, output 100, webhooks 0, stored 0\n"
-	two := "cpu 3000, memory 40000, out 60, output 200, webhooks 0, stored 0\n"
+	one := "cpu 1500, memory 20000, in 7, out 30, output 100, webhooks 0, stored 0\n"
+	two := "cpu 3000, memory 40000, in 14, out 60, output 200, webhooks 0, stored 0\n"
 	all := []proto.UsageGroup{proto.UsageByOrg, proto.UsageByDay, proto.UsageByKey, proto.UsageByLanguage}
 	late := "acme " + dayOf(before) + " key_b python: map[cancelled:1] " + one +
 		"acme " + dayOf(noon(1)) + " key_a python: map[success:1] " + one
