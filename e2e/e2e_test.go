@@ -171,7 +171,7 @@ func longSingleTests() map[string]func(*testing.T, *programs) {
 		"sdk-typescript":            testSDKTypeScript,
 		"dispatcher-killed-cluster": func(t *testing.T, p *programs) { testDispatcherKilled(t, p, onCluster()) },
 		"durable-writes":            testDurableWrites, "fresh-cluster": testFreshCluster,
-		"history-postgres": testHistoryPostgres, "idle-streams": testIdleStreams,
+		"history-postgres": testHistoryPostgres, "idle-streams": testIdleStreams, "mirror": testMirror,
 		"ledger-cluster": func(t *testing.T, p *programs) { testLedger(t, p, onCluster()) },
 		"no-faults":      testNoFaults, "overload": testOverload,
 		"rolling-cluster": func(t *testing.T, p *programs) { testRolling(t, p, onCluster()) },

@@ -255,12 +255,14 @@ func serveSystem(t *testing.T) error {
 	return nil
 }
 
-// answerName answers DNS queries for two names.
+// answerName answers DNS queries for two names of the internet and one of the private network.
 func answerName(w dns.ResponseWriter, q *dns.Msg) {
 	m := new(dns.Msg)
 	m.SetReply(q)
 	asked := q.Question[0]
-	addr, ok := map[string]string{"www.example.com.": webAddr, "other.example.com.": web2Addr}[strings.ToLower(asked.Name)]
+	addr, ok := map[string]string{
+		"www.example.com.": webAddr, "other.example.com.": web2Addr, mirrorName + ".": privateAddr,
+	}[strings.ToLower(asked.Name)]
 	switch {
 	case !ok:
 		m.Rcode = dns.RcodeNameError

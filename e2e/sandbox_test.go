@@ -218,7 +218,7 @@ func testNetwork(t *testing.T, p *programs, in topology) {
 	sys := newSystem(t, &with, in, 4)
 	for name, test := range map[string]func(*testing.T, *system){
 		"blocked": testNetworkBlocked, "unrestricted": testNetworkUnrestricted, "allowlist": testNetworkAllowlist,
-		"many": testManyRefused,
+		"many": testManyRefused, "private": testNetworkPrivate,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -355,6 +355,30 @@ func testNetworkAllowlist(t *testing.T, sys *system) {
 		proto.BlockedConnection{Address: metadataAddr, Port: 80, Protocol: "tcp", Reason: proto.BlockedAddress},
 		proto.BlockedConnection{Address: privateAddr, Port: 80, Protocol: "tcp", Reason: proto.BlockedAddress},
 	)
+}
+
+// testNetworkPrivate reaches a host of the private network that the profile lists, and no other.
+func testNetworkPrivate(t *testing.T, sys *system) {
+	b := sys.sandboxed("private", request{"network": request{
+		"policy": "unrestricted", "private": []string{mirrorName + ":8080"}, "bandwidth": "16KiB",
+	}})
+	rec := b.ended(b.submit(python(reachCode + fmt.Sprintf(
+		"page('http://%s:8080/', b'x' * 100000)\npage('http://www.example.com/')\nconnect(('%s', 80), ('%s', 80))",
+		mirrorName, privateAddr, metadataAddr))))
+	rec.succeeded(t, fmt.Sprintf("this is %s:8080\nthis is www.example.com\n%s 80 ECONNREFUSED\n%s 80 ECONNREFUSED\n",
+		mirrorName, privateAddr, metadataAddr))
+	rec.rejected(t,
+		proto.BlockedConnection{
+			Host: mirrorName, Address: privateAddr, Port: 80, Protocol: "tcp", Reason: proto.BlockedAddress,
+		},
+		proto.BlockedConnection{Address: metadataAddr, Port: 80, Protocol: "tcp", Reason: proto.BlockedAddress},
+	)
+	if n := rec.Network; n == nil || n.BytesOut < 100_000 {
+		t.Errorf("%+v", n)
+	}
+	if rec.DurationMS == nil || *rec.DurationMS < 2000 { // 100,000 bytes at 16 KiB a second, after a burst of 64 KiB
+		t.Errorf("it was faster than the bandwidth allows: %s", rec)
+	}
 }
 
 // testManyRefused makes more blocked connections than a record lists.
