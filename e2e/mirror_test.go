@@ -58,7 +58,8 @@ func testMirror(t *testing.T, p *programs) {
 	const url = "http://" + mirrorName + ":" + mirrorPort
 	b := sys.sandboxed("inside", request{
 		"network": request{
-			"policy": "allowlist", "private": []string{mirrorName + ":" + mirrorPort}, "bandwidth": "4MiB", "connection_rate": 50,
+			"policy": "allowlist", "private": []string{mirrorName + ":" + mirrorPort},
+			"bandwidth": "4MiB", "connection_rate": 50,
 		},
 		"env": request{
 			"PIP_INDEX_URL": url + "/simple", "PIP_TRUSTED_HOST": mirrorName, "NPM_CONFIG_REGISTRY": url + "/npm/",

@@ -227,12 +227,15 @@ func TestPrivateDestinationsNeedGlobalAdministrator(t *testing.T) {
 	h.do("POST", profilesPath, `{"name":"own"}`).want(201, "")
 	h.bound("own")
 	admin := h.orgAdmin("acme")
-	for _, r := range [][2]string{{"POST", profilesPath}, {"PUT", profilesPath + "/own"}, {"PUT", profilesPath + "/mirror"}} {
+	for _, r := range [][2]string{
+		{"POST", profilesPath}, {"PUT", profilesPath + "/own"}, {"PUT", profilesPath + "/mirror"},
+	} {
 		admin.do(r[0], r[1], `{`+network+`}`).want(403, "forbidden")
 	}
 	admin.do("GET", profilesPath+"/mirror", "").want(404, "not_found")
 	for _, field := range []string{`"profile":"mirror"`, `"profiles":["mirror"]`} {
-		admin.do("POST", "/v1/admin/keys", `{"name":"n","org":"acme","plan":"pro",`+field+`}`).want(403, "forbidden", "mirror")
+		admin.do("POST", "/v1/admin/keys", `{"name":"n","org":"acme","plan":"pro",`+field+`}`).want(
+			403, "forbidden", "mirror")
 	}
 	own := h.bound("own")
 	own.execute(body("profile", "mirror")).want(403, "forbidden", "mirror")

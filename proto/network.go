@@ -313,7 +313,8 @@ type BlockedConnection struct {
 	At       time.Time   `json:"at"`
 }
 
-// Traffic is the payload in bytes, over TCP and UDP, that a program exchanged with others. DNS queries and refused connections are not counted.
+// Traffic is the payload in bytes, over TCP and UDP, that a program exchanged with others. DNS queries
+// and refused connections are not counted.
 type Traffic struct {
 	BytesIn  int64 `json:"bytes_in" minimum:"0" doc:"Received by the program."`
 	BytesOut int64 `json:"bytes_out" minimum:"0" doc:"Sent by the program."`

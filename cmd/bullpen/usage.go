@@ -26,8 +26,8 @@ type usageCommand struct {
 
 func (*usageCommand) Help() string {
 	return `Shows executions and failures, CPU time, peak memory times duration, bytes received, sent and stored,
-attempts of webhooks, and the use of the plan's monthly quotas. The bar shows the number of executions. Without the group day,
-stored bytes are those of all days together.
+attempts of webhooks, and the use of the plan's monthly quotas. The bar shows the number of executions. Without the
+group day, stored bytes are those of all days together.
 
 Examples:
 

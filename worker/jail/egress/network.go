@@ -163,8 +163,8 @@ func (n *Network) Attach(ctx context.Context, netns *os.File, network proto.Netw
 		return nil, fmt.Errorf("attach a jail: %w", err)
 	}
 	l := &Link{
-		network: n, permits: permits, queries: rate.NewLimiter(queryLimit, queryLimitBurst), private: map[netip.AddrPort]bool{},
-		opens: newOpenRate(network.ConnectionRate),
+		network: n, permits: permits, private: map[netip.AddrPort]bool{},
+		queries: rate.NewLimiter(queryLimit, queryLimitBurst), opens: newOpenRate(network.ConnectionRate),
 	}
 	l.in.limit, l.out.limit = newBandwidth(network.Bandwidth), newBandwidth(network.Bandwidth)
 	l.tcp = tcp.NewForwarder(n.uplink.Stack, tcpBuffer, 2*MaxConnections, l.acceptTCP)
