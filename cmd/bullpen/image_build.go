@@ -65,10 +65,14 @@ Every image has Bash, the GNU tools and certificates, without manual pages and t
 --npm add to the recipe.
 
 Needs mmdebstrap; npm for Node; and Python 3 with pip for Python packages. Uses the package sources of this machine.
-No package's code runs outside of
-the new root file system.
+No package's code runs outside of the new root file system.
 
-TMPDIR must have enough space for the unpacked image.`
+TMPDIR must have enough space for the unpacked image.
+
+Examples:
+
+  bullpen image build default
+  bullpen image build geo --from python-data --pip shapely`
 }
 
 // basePackages are installed besides the essential ones: Bash, and certificates.

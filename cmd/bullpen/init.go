@@ -53,9 +53,11 @@ run changes nothing.
 
 Prints the variables with the new keys, so that a shell can evaluate them. The server cannot show a key again.
 
-  eval "$(bullpen init --data)"
+Building an image needs mmdebstrap; --image names another one.
 
-Building an image needs mmdebstrap; --image names another one.`
+Example:
+
+  eval "$(bullpen init --data)"`
 }
 
 // starter is what a kind of work needs.
