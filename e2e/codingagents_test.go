@@ -267,6 +267,39 @@ func testCodingAgentsACP(t *testing.T, p *programs) {
 	}
 }
 
+// testCodingAgentsNetwork has real agents clone a repository and install packages from the hosts that their profile
+// lists, and reach no other.
+func testCodingAgentsNetwork(t *testing.T, p *programs) {
+	with := *p
+	with.machine = newMachine(t)
+	startMirror(t, with.machine)
+	sys := newAgentsIn(t, &with, topology{}, "codingagents", "--sandboxes", "4", "--agents", agentPrograms(t))
+	sys.awaitAgents(t)
+	inside := sys.sandboxed("inside", insideProfile())
+	for _, agent := range codingAgents() {
+		t.Run(agent, func(t *testing.T) {
+			b := *inside
+			b.t = t
+			s := b.newCodingSession("network-"+agent, agent)
+			s.run("git clone -q " + mirrorURL + "/repository.git && cat repository/README.md")
+			events, _ := s.answer("once")
+			if _, printed := textOf(events); !strings.Contains(printed, "hello from the repository") {
+				t.Errorf("git: %s", describeEvents(events))
+			}
+			s.run("(" + strings.ReplaceAll(strings.TrimSpace(installPackages), "\n", "; ") + ") 2>&1")
+			events, _ = s.answer("once")
+			if _, printed := textOf(events); !strings.Contains(printed, strings.TrimSpace(installedPackages)) {
+				t.Errorf("packages: %s", describeEvents(events))
+			}
+			s.run("exec 3<>/dev/tcp/" + privateAddr + "/80 || echo refused")
+			events, _ = s.answer("once")
+			if _, printed := textOf(events); !strings.Contains(printed, "refused") {
+				t.Errorf("another port: %s", describeEvents(events))
+			}
+		})
+	}
+}
+
 // changed reports whether an event says that a file was changed, with a part of the diff.
 func (e *codingEvent) changed(path, diff string) bool {
 	for _, p := range e.Data.Item.Content {

@@ -161,7 +161,7 @@ func longSingleTests() map[string]func(*testing.T, *programs) {
 		"autoscale-process-nats": func(t *testing.T, p *programs) { testAutoscaleProcess(t, p, topology{separate: true}) },
 		"backup-ledger-cluster":  func(t *testing.T, p *programs) { testBackupLedger(t, p, onCluster()) },
 		"coding-agents":          testCodingAgents, "coding-agents-hostile": testHostileRepository,
-		"coding-agents-acp": testCodingAgentsACP, "coding-agents-many": testManyAgents,
+		"coding-agents-acp": testCodingAgentsACP, "coding-agents-network": testCodingAgentsNetwork, "coding-agents-many": testManyAgents,
 		"clients": testClients, "console": testConsole, "console-people": testConsolePeople,
 		"cluster-leaders": testClusterLeaders, "cluster-nodes": testClusterNodes,
 		"copies": testCopies, "costs": testCosts,

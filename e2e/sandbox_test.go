@@ -59,7 +59,7 @@ func (a *api) newProfile(name string, profile request) {
 func (r request) withOverrides() request {
 	return r.and("memory", "8GiB", "cpu", 64, "pids", 4096, "disk",
 		request{"home": "8GiB", "tmp": "8GiB", "inodes": 100000},
-		"network", request{"policy": "unrestricted"}, "output", "256MiB", "image", "/")
+		"network", request{"policy": "unrestricted"}, "output", "256MiB")
 }
 
 // fillCode is Python that writes 4 KiB blocks to a file until a write fails. It prints the size
