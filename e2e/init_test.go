@@ -57,7 +57,8 @@ func testInit(t *testing.T, p *programs) {
 	if out := sys.command(t, sys.key, run...); out != "in tiny\n" {
 		t.Errorf("the administrator's program in an image: %q", out)
 	}
-	if out := sys.command(t, key, run...); !strings.Contains(out, "may not choose an image, only one of its profiles, data") {
+	const refused = "may not choose an image, only one of its profiles, data"
+	if out := sys.command(t, key, run...); !strings.Contains(out, refused) {
 		t.Errorf("a tenant's program in an image: %q", out)
 	}
 	if out := sys.command(t, key, "run", "-q", "--profile", "default", look); !strings.Contains(out, "not allowed") {

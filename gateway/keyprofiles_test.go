@@ -225,7 +225,8 @@ func TestProfilesOfLaterExecutions(t *testing.T) {
 	id, user := h.keyWith(`"profiles":["web"]`)
 
 	_, other := h.keyWith(`"scopes":["execute"]`)
-	other.batch(`{"request":{"profile":"web"},"items":[{"code":"1"}]}`).want(403, "forbidden", `items[0]: the profile "web"`)
+	other.batch(`{"request":{"profile":"web"},"items":[{"code":"1"}]}`).
+		want(403, "forbidden", `items[0]: the profile "web"`)
 	user.batch(`{"request":{"profile":"web"},"items":[{"code":"1"},{"code":"2","profile":"default"}]}`).want(
 		http.StatusCreated, "")
 	b, shared := &batches.stored[0].Batch, []byte(batches.uploads[len(batches.uploads)-1].shared)

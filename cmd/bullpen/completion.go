@@ -26,8 +26,8 @@ type completionCommand struct {
 }
 
 func (*completionCommand) Help() string {
-	return `Packages of bullpen install the scripts. Otherwise call it in ~/.bashrc, in ~/.zshrc after compinit, or once for
-fish.
+	return `Packages of bullpen install the scripts. Otherwise call it in ~/.bashrc, in ~/.zshrc after compinit, or once
+for fish.
 
 The scripts complete commands, flags and values. With BULLPEN_API_KEY they ask the server for names and ids, at most
 the first 100.

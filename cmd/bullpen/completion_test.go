@@ -28,7 +28,8 @@ func TestCompletionAsksServer(t *testing.T) {
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case "/v1/executions":
-			_, _ = fmt.Fprint(w, `{"executions":[{"trace_id":"trc_1","status":"running"},{"trace_id":"trc_2","status":"success"}]}`)
+			_, _ = fmt.Fprint(w, `{"executions":[{"trace_id":"trc_1","status":"running"},`+
+				`{"trace_id":"trc_2","status":"success"}]}`)
 		case "/v1/threads":
 			_, _ = fmt.Fprint(w, `{"threads":[{"id":"plain"},{"id":"$(reboot)"},{"id":"-rf"},{"id":"a b"},{"id":"c\nd"}]}`)
 		case "/v1/admin/orgs":

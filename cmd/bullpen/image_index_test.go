@@ -20,7 +20,9 @@ func TestIndexIsChecked(t *testing.T) {
 	defer private.Close()
 	gone := httptest.NewServer(refuse)
 	gone.Close()
-	for _, i := range []packageIndex{{url: plain.URL}, {url: private.URL}, {url: "http://index.invalid/", proxy: plain.URL}} {
+	for _, i := range []packageIndex{
+		{url: plain.URL}, {url: private.URL}, {url: "http://index.invalid/", proxy: plain.URL},
+	} {
 		if err := i.check(t.Context()); err != nil {
 			t.Errorf("%+v: %v", i, err)
 		}

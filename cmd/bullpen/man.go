@@ -37,7 +37,8 @@ func (c *manCommand) Run(s streams, k *kong.Context) error {
 		return err
 	}
 	for name, text := range manPages(k.Model) {
-		if err := os.WriteFile(filepath.Join(c.Dir, name+".1"), text, 0o644); err != nil {
+		name = filepath.Join(c.Dir, name+".1")
+		if err := os.WriteFile(name, text, 0o644); err != nil { //nolint:gosec // a page for everybody
 			return err
 		}
 	}
@@ -122,7 +123,7 @@ func commandPage(command *kong.Node) []byte {
 	m.macro("SH", "DESCRIPTION")
 	m.text(command.Help)
 	var exit, examples strings.Builder
-	related := "" // texts that name other commands
+	var related strings.Builder // texts that name other commands
 	for _, leaf := range leaves {
 		text := splitHelp(leaf.Detail)
 		if leaf != command {
@@ -131,7 +132,7 @@ func commandPage(command *kong.Node) []byte {
 		}
 		m.macro("PP")
 		m.text(text.description)
-		related += leaf.Detail + m.parameters(leaf, leaf != command)
+		related.WriteString(leaf.Detail + m.parameters(leaf, leaf != command))
 		if text.exitCodes != "" && leaf != command {
 			exit.WriteString("bullpen " + leaf.Path() + ":\n\n")
 		}
@@ -159,7 +160,7 @@ func commandPage(command *kong.Node) []byte {
 	m.macro("SH", "SEE ALSO")
 	also := []string{"bullpen(1)"}
 	for _, other := range command.Parent.Children {
-		if other != command && regexp.MustCompile(`\bbullpen `+other.Name+`\b`).MatchString(related) {
+		if other != command && regexp.MustCompile(`\bbullpen `+other.Name+`\b`).MatchString(related.String()) {
 			also = append(also, "bullpen-"+other.Name+"(1)")
 		}
 	}

@@ -338,10 +338,10 @@ func (s *stub) usage(w http.ResponseWriter, r *http.Request) {
 			`"failed":0,"timeout":0,"oom":0,"seccomp":0,"cancelled":0},%[6]s}`,
 			day, key, language, executions, max(0, executions-1), rest)
 	}
-	const used = `"cpu_seconds":30.25,"memory_mib_seconds":2400,"bytes_in":8388608,"bytes_out":1048576,"output_bytes":10,` +
-		`"stored_byte_days":0,"webhook_attempts":3`
-	const stored = `"cpu_seconds":0,"memory_mib_seconds":0,"bytes_in":0,"bytes_out":0,"output_bytes":0,"stored_byte_days":5242880,` +
-		`"webhook_attempts":0`
+	const used = `"cpu_seconds":30.25,"memory_mib_seconds":2400,"bytes_in":8388608,"bytes_out":1048576,` +
+		`"output_bytes":10,"stored_byte_days":0,"webhook_attempts":3`
+	const stored = `"cpu_seconds":0,"memory_mib_seconds":0,"bytes_in":0,"bytes_out":0,"output_bytes":0,` +
+		`"stored_byte_days":5242880,"webhook_attempts":0`
 	rows, complete := row(`"2026-01-02"`, "null", "null", 120, used)+","+
 		row(`"2026-01-03"`, "null", "null", 2, stored), true
 	switch {

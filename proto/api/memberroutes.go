@@ -42,7 +42,9 @@ func sessionRoutes() []Route {
 			},
 			Responses: []Response{{
 				Status: http.StatusFound, Doc: "To the provider, or to the console.",
-				Headers: map[string]string{"Location": "An address of the provider, or of the console.", "Set-Cookie": "The login that has begun."},
+				Headers: map[string]string{
+					"Location": "An address of the provider, or of the console.", "Set-Cookie": "The login that has begun.",
+				},
 			}},
 			Errors: []int{http.StatusNotFound},
 		},

@@ -27,7 +27,8 @@ func TestProfileIsDecodedWhole(t *testing.T) {
 		t,
 		`{"name":"web.1","image":"py-3.14","cpu":2.5,"memory":"2GiB","pids":64,
 		"disk":{"home":"3 GiB","tmp":1048576,"inodes":1000},
-		"network":{"policy":"allowlist","allow":["pypi.org"],"private":["db.corp:5432"],"bandwidth":1048576,"connection_rate":20},
+		"network":{"policy":"allowlist","allow":["pypi.org"],"private":["db.corp:5432"],"bandwidth":1048576,
+			"connection_rate":20},
 		"env":{"A":"1"},"output":"1536KiB","isolation":"",
 		"preload":["numpy","matplotlib.pyplot"]}`)
 	want := proto.Profile{
@@ -72,7 +73,8 @@ func TestAbsentProfileFieldsAreTheDefaults(t *testing.T) {
 		`{"name":"a","image":null,"cpu":null,"memory":null,"pids":null,"disk":null,"network":null,"env":null,` +
 			`"output":null,"isolation":null,"preload":null,"system_calls":null}`,
 		`{"name":"a","isolation":"","preload":[],"system_calls":[]}`,
-		`{"name":"a","disk":{"home":null,"tmp":null,"inodes":null},"network":{"policy":null,"allow":null,"private":null,"bandwidth":null,"connection_rate":null}}`,
+		`{"name":"a","disk":{"home":null,"tmp":null,"inodes":null},` +
+			`"network":{"policy":null,"allow":null,"private":null,"bandwidth":null,"connection_rate":null}}`,
 	} {
 		got, err := DecodeProfile("", []byte(body), defaults)
 		if err != nil {
