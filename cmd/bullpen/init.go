@@ -74,45 +74,48 @@ type starter struct {
 
 // starters returns the kinds of work.
 func starters() (data, e2b, agents starter) {
-	return starter{
-			name: "data", question: "Analyse data and draw plots with Python?",
-			build: imageBuildCommand{From: "python-data"}, profile: "data",
-			settings: func(p map[string]any, _ string) { p["memory"] = dataMemory },
-			env: func(key, url string) map[string]string {
-				return map[string]string{"BULLPEN_API_KEY": key, "BULLPEN_URL": url}
-			},
-			next: "a first plot:\n\n  echo 'import matplotlib.pyplot as plt; plt.plot([1, 4, 9, 16]); plt.show()' | " +
-				"%s run --profile data --rich -\n",
-		}, starter{
-			name: "e2b", question: "Run programs written for E2B's sandboxes?",
-			build: imageBuildCommand{From: "e2b"}, profile: "base", // the template of E2B's clients that name none
-			format: proto.KeyFormatE2B,
-			settings: func(p map[string]any, image string) {
-				p["memory"], p["terminals"] = e2bMemory, e2bTerminals
-				p["network"] = proto.Network{Policy: proto.NetworkUnrestricted}
-				// Debian's pip would refuse to install beside its packages; E2B's does not.
-				p["env"] = map[string]string{"PIP_BREAK_SYSTEM_PACKAGES": "1", "PIP_ROOT_USER_ACTION": "ignore"}
-				if image != "" {
-					p["disk"] = map[string]any{"root": e2bRoot, "inodes": e2bInodes}
-				}
-			},
-			env: func(key, url string) map[string]string {
-				return map[string]string{"E2B_API_KEY": key, "E2B_API_URL": url, "E2B_SANDBOX_URL": url}
-			},
-			next: "a first E2B sandbox:\n\n  pip install e2b\n" +
-				"  python3 -c 'from e2b import Sandbox; print(Sandbox.create().commands.run(\"uname -a\").stdout)'\n",
-		}, starter{
-			name: "agents", question: "Run coding agents, such as Claude Code?",
-			build: imageBuildCommand{From: "default", Package: []string{"git", "procps", "ripgrep"}}, profile: "coding",
-			settings: func(p map[string]any, _ string) { p["memory"] = agentsMemory },
-			env: func(key, url string) map[string]string {
-				return map[string]string{"BULLPEN_AGENTS_API_KEY": key, "BULLPEN_URL": url}
-			},
-			next: "a coding agent. Restart the server with its program and a model:\n\n" +
-				"  %[1]s agent install claude --dir agents\n" +
-				"  %[1]s serve --agents agents --agent-upstream URL\n" +
-				"  BULLPEN_API_KEY=$BULLPEN_AGENTS_API_KEY %[1]s agent chat claude\n",
-		}
+	data = starter{
+		name: "data", question: "Analyse data and draw plots with Python?",
+		build: imageBuildCommand{From: "python-data"}, profile: "data",
+		settings: func(p map[string]any, _ string) { p["memory"] = dataMemory },
+		env: func(key, url string) map[string]string {
+			return map[string]string{"BULLPEN_API_KEY": key, "BULLPEN_URL": url}
+		},
+		next: "a first plot:\n\n  echo 'import matplotlib.pyplot as plt; plt.plot([1, 4, 9, 16]); plt.show()' | " +
+			"%s run --profile data --rich -\n",
+	}
+	e2b = starter{
+		name: "e2b", question: "Run programs written for E2B's sandboxes?",
+		build: imageBuildCommand{From: "e2b"}, profile: "base", // the template of E2B's clients that name none
+		format: proto.KeyFormatE2B,
+		settings: func(p map[string]any, image string) {
+			p["memory"], p["terminals"] = e2bMemory, e2bTerminals
+			p["network"] = proto.Network{Policy: proto.NetworkUnrestricted}
+			// Debian's pip would refuse to install beside its packages; E2B's does not.
+			p["env"] = map[string]string{"PIP_BREAK_SYSTEM_PACKAGES": "1", "PIP_ROOT_USER_ACTION": "ignore"}
+			if image != "" {
+				p["disk"] = map[string]any{"root": e2bRoot, "inodes": e2bInodes}
+			}
+		},
+		env: func(key, url string) map[string]string {
+			return map[string]string{"E2B_API_KEY": key, "E2B_API_URL": url, "E2B_SANDBOX_URL": url}
+		},
+		next: "a first E2B sandbox:\n\n  pip install e2b\n" +
+			"  python3 -c 'from e2b import Sandbox; print(Sandbox.create().commands.run(\"uname -a\").stdout)'\n",
+	}
+	agents = starter{
+		name: "agents", question: "Run coding agents, such as Claude Code?",
+		build: imageBuildCommand{From: "default", Package: []string{"git", "procps", "ripgrep"}}, profile: "coding",
+		settings: func(p map[string]any, _ string) { p["memory"] = agentsMemory },
+		env: func(key, url string) map[string]string {
+			return map[string]string{"BULLPEN_AGENTS_API_KEY": key, "BULLPEN_URL": url}
+		},
+		next: "a coding agent. Restart the server with its program and a model:\n\n" +
+			"  %[1]s agent install claude --dir agents\n" +
+			"  %[1]s serve --agents agents --agent-upstream URL\n" +
+			"  BULLPEN_API_KEY=$BULLPEN_AGENTS_API_KEY %[1]s agent chat claude\n",
+	}
+	return data, e2b, agents
 }
 
 func (c *initCommand) Run(ctx context.Context, s streams) error {

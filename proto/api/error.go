@@ -74,7 +74,8 @@ func Codes() []CodeInfo {
 			CodeForbidden, http.StatusForbidden, "Forbidden",
 			"The API key does not have the scope that the body names, or is not a global administrator's; or it is not for " +
 				"requests from this address; or it may not choose the sandbox profile or the image; or the signed URL has " +
-				"expired, or is for another method; or a page of another origin sent a request with a session; or the login was refused.",
+				"expired, or is for another method; or a page of another origin sent a request with a session; or the login " +
+				"was refused.",
 			"this needs an API key with the scope files", nil,
 		},
 		{
