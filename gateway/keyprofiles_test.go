@@ -240,7 +240,7 @@ func TestProfilesOfLaterExecutions(t *testing.T) {
 		Request: []byte(`{"code":"1","language":"python","timeout":60,"max_attempts":1,"profile":"web"}`),
 	}
 	tick := time.Unix(1e9, 0)
-	if err := h.admission.CheckScheduled(t.Context(), schedule); err != nil {
+	if err := h.admission.CheckScheduled(t.Context(), schedule, &proto.Key{ID: id}); err != nil {
 		t.Fatal(err)
 	}
 	trace, refused, err := h.admission.StartScheduled(t.Context(), schedule, tick)
@@ -267,4 +267,33 @@ func TestProfilesOfLaterExecutions(t *testing.T) {
 		!strings.Contains(refused, reason) {
 		t.Errorf("batch: %q, %v", refused, err)
 	}
+}
+
+// Another key of the organisation, which may change what a schedule executes, must not choose as the
+// global administrator whose key the schedule has.
+func TestScheduleOfAGlobalAdministrator(t *testing.T) {
+	h, _ := newScheduleHarness(t)
+	for _, name := range []string{"own", "web"} {
+		h.do("POST", profilesPath, `{"name":"`+name+`"}`).want(201, "")
+	}
+	h.registry.images["data"] = &proto.Image{
+		Name: "data", Digest: "data", Languages: map[proto.Language]string{proto.Python: "/usr/bin/python3"},
+	}
+	const admin = `"scopes":["execute","admin"],"global":true,"profile":"own"`
+	_, owner := h.keyWith(admin)
+	_, other := h.keyWith(`"scopes":["execute","admin"]`)
+	_, colleague := h.keyWith(admin)
+	path := "/v1/schedules/" + owner.do("POST", "/v1/schedules",
+		`{"name":"a","every":60,"request":{"code":"1","profile":"web","image":"data"}}`).want(201, "").json()["id"].(string)
+	for request, reason := range map[string]string{
+		`{"code":"2","profile":"web"}`: "profile_not_allowed",
+		`{"code":"2","image":"data"}`:  "image_not_allowed",
+	} {
+		if got := other.do("PATCH", path, `{"request":`+request+`}`).want(403, "forbidden").json()["reason"]; got != reason {
+			t.Errorf("%s: %v", request, got)
+		}
+		colleague.do("PATCH", path, `{"request":`+request+`}`).want(200, "")
+	}
+	other.do("PATCH", path, `{"paused":true}`).want(200, "")
+	other.do("PATCH", path, `{"request":{"code":"2","profile":"own"}}`).want(200, "")
 }

@@ -42,8 +42,9 @@ type Schedules interface {
 
 // StartChecker admits and starts the executions of schedules.
 type StartChecker interface {
-	// CheckScheduled rejects a schedule whose execution would be rejected now.
-	CheckScheduled(ctx context.Context, schedule *proto.Schedule) error
+	// CheckScheduled rejects a schedule whose execution would be rejected now, or whose request caller
+	// may not have written.
+	CheckScheduled(ctx context.Context, schedule *proto.Schedule, caller *proto.Key) error
 	// StartNow starts an execution of a schedule apart from its ticks.
 	StartNow(ctx context.Context, schedule *proto.Schedule, now time.Time) (proto.TraceID, error)
 }
@@ -102,7 +103,7 @@ func (s *ScheduleRoutes) create(w http.ResponseWriter, r *web.Request) error {
 	if err := request.Apply(&schedule, now); err != nil {
 		return err
 	}
-	if err := s.Checker.CheckScheduled(r.Context(), &schedule); err != nil {
+	if err := s.Checker.CheckScheduled(r.Context(), &schedule, &i.Key); err != nil {
 		return err
 	}
 	if err := s.Schedules.Create(r.Context(), schedule); err != nil {
@@ -204,7 +205,7 @@ func (s *ScheduleRoutes) patch(w http.ResponseWriter, r *web.Request) error {
 		if err := request.Apply(schedule, time.Now()); err != nil || request.Request == nil {
 			return err
 		}
-		return s.Checker.CheckScheduled(r.Context(), schedule)
+		return s.Checker.CheckScheduled(r.Context(), schedule, &r.Key)
 	})
 	if err != nil {
 		return s.resource.Error(id, err)

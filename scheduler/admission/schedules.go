@@ -15,9 +15,17 @@ import (
 // the same one.
 const scheduleWait = 5 * time.Second
 
-// CheckScheduled rejects a schedule whose execution would be rejected now.
-func (a *Admission) CheckScheduled(ctx context.Context, schedule *proto.Schedule) error {
-	_, err := a.scheduledJob(ctx, schedule, proto.NewTraceID())
+// CheckScheduled rejects a schedule whose execution would be rejected now. caller has written its
+// request: only a global administrator may choose a profile or an image as one, also if the
+// schedule's key is another global administrator's.
+func (a *Admission) CheckScheduled(ctx context.Context, schedule *proto.Schedule, caller *proto.Key) error {
+	key, e, err := a.ValidKey(ctx, schedule.Key)
+	if err != nil {
+		return err
+	}
+	with := *key
+	with.Global = key.Global && caller.GlobalAdmin()
+	_, err = a.scheduledJob(ctx, schedule, proto.Caller{Key: &with, Entitlement: e}, proto.NewTraceID())
 	return err
 }
 
@@ -97,7 +105,11 @@ func (a *Admission) submitScheduled(
 	id := proto.NewTraceID()
 	ctx, span := a.startSpan(ctx, id, "schedule", schedule.Org, schedule.Key)
 	defer func() { endSpan(span, err) }()
-	job, err := a.scheduledJob(ctx, schedule, id)
+	key, e, err := a.ValidKey(ctx, schedule.Key)
+	if err != nil {
+		return "", err
+	}
+	job, err := a.scheduledJob(ctx, schedule, proto.Caller{Key: key, Entitlement: e}, id)
 	if err != nil {
 		return "", err
 	}
@@ -109,17 +121,13 @@ func (a *Admission) submitScheduled(
 
 // scheduledJob returns the job of a schedule's execution, under the schedule's own key.
 func (a *Admission) scheduledJob(
-	ctx context.Context, schedule *proto.Schedule, id proto.TraceID,
+	ctx context.Context, schedule *proto.Schedule, c proto.Caller, id proto.TraceID,
 ) (*proto.Job, error) {
-	key, e, err := a.ValidKey(ctx, schedule.Key)
-	if err != nil {
-		return nil, err
-	}
 	request, err := scheduledRequest(schedule)
 	if err != nil {
 		return nil, err
 	}
-	job, err := a.Job(ctx, request, proto.Caller{Key: key, Entitlement: e}, proto.ModeAsync, id, 0)
+	job, err := a.Job(ctx, request, c, proto.ModeAsync, id, 0)
 	if err != nil {
 		return nil, err
 	}
