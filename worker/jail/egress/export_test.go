@@ -10,6 +10,9 @@ import (
 // MinBurst is minBurst.
 const MinBurst = minBurst
 
+// MaxPrivate is maxPrivate.
+const MaxPrivate = maxPrivate
+
 // DropFirewall removes the firewall, so that the dialer's checks are tested.
 func (n *Network) DropFirewall() error {
 	n.firewall.conn.DelTable(n.firewall.table)

@@ -35,7 +35,14 @@ const (
 	copyBuffer = 32 << 10
 	udpIdle    = 30 * time.Second // idle time after which a UDP flow ends
 	abortEvery = 20 * time.Millisecond
+
+	// maxPrivate is how many private destinations the firewall admits for a link. So many fit one change
+	// of the firewall. Names can resolve to ever new addresses.
+	maxPrivate = 2048
 )
+
+// errPrivateFull is returned if a link has maxPrivate private destinations.
+var errPrivateFull = errors.New("the sandbox has too many private destinations")
 
 // Link is the network connection of one jail.
 type Link struct {
@@ -61,12 +68,15 @@ type Link struct {
 	used        atomic.Bool  // the stack may have connections of the link
 
 	mu      sync.Mutex
-	running int                     // goroutines of the link
-	closing bool                    // no more goroutines may start
-	idle    chan struct{}           // closed when closing and no goroutine is running
-	private map[netip.AddrPort]bool // the private destinations that the firewall admits
+	running int           // goroutines of the link
+	closing bool          // no more goroutines may start
+	idle    chan struct{} // closed when closing and no goroutine is running
 	blocked []proto.BlockedConnection
 	refused int64 // number of rejections, listed or not
+
+	// privateMu is held while the firewall changes. Packets of all links wait for mu, which must not be.
+	privateMu sync.Mutex
+	private   map[netip.AddrPort]bool // the private destinations that the firewall admits
 
 	once sync.Once
 }
@@ -148,19 +158,46 @@ func (l *Link) done() {
 	l.network.wg.Done()
 }
 
-// openPrivate makes the firewall admit private destinations of the link until it is closed.
+// openPrivate makes the firewall admit private destinations of the link until it is closed, or until
+// there are too many and the permit has expired.
 func (l *Link) openPrivate(list []netip.AddrPort) error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+	l.privateMu.Lock()
+	defer l.privateMu.Unlock()
 	list = slices.DeleteFunc(slices.Clone(list), func(to netip.AddrPort) bool { return l.private[to] })
 	if len(list) == 0 {
 		return nil
+	}
+	if len(l.private)+len(list) > maxPrivate {
+		if err := l.closeExpired(); err != nil {
+			return err
+		}
+		if len(l.private)+len(list) > maxPrivate {
+			return errPrivateFull
+		}
 	}
 	if err := l.network.firewall.admitPrivate(l, list); err != nil {
 		return err
 	}
 	for _, to := range list {
 		l.private[to] = true
+	}
+	return nil
+}
+
+// closeExpired undoes openPrivate for destinations without a permit. The caller must hold privateMu.
+func (l *Link) closeExpired() error {
+	var expired []netip.AddrPort
+	now := time.Now()
+	for to := range l.private {
+		if !l.permits.permits(to, now) {
+			expired = append(expired, to)
+		}
+	}
+	if err := l.network.firewall.revokePrivate(l, expired); err != nil {
+		return err
+	}
+	for _, to := range expired {
+		delete(l.private, to)
 	}
 	return nil
 }

@@ -85,6 +85,15 @@ func (p *permits) acquire(to netip.AddrPort, now time.Time) (release func(), ok 
 	}, true
 }
 
+// permits reports whether a permit to connect could be acquired.
+func (p *permits) permits(to netip.AddrPort, now time.Time) bool {
+	release, ok := p.acquire(to, now)
+	if ok {
+		release()
+	}
+	return ok
+}
+
 // listed reports whether the list has a range with the address and port.
 func (p *permits) listed(to netip.AddrPort) bool {
 	return slices.ContainsFunc(p.rulesFor(to.Addr()), func(r proto.NetworkRule) bool {

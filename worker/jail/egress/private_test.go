@@ -1,12 +1,14 @@
 package egress_test
 
 import (
+	"fmt"
 	"net"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/worker/jail/egress"
 )
 
 // Hosts of the private network. The tests' internet has them, and each answers at every port.
@@ -208,4 +210,57 @@ func TestManyPrivateDestinations(t *testing.T) {
 	if a := j.tcp(net.JoinHostPort(mirrorIPv6, "7"), "x"); a.Data != "x" {
 		t.Errorf("%+v", a)
 	}
+}
+
+// A name that resolves to ever new addresses fills neither the firewall nor the link's memory, and the
+// newest address can be reached.
+func TestPrivateNameWithEverNewAddresses(t *testing.T) {
+	n := open(t)
+	j, l := attach(t, n, private([]string{"rotating.corp:7"}))
+	const rounds, records = 3 * egress.MaxPrivate / 128, 128
+	for round := range rounds {
+		var addrs []string
+		for i := range records - 1 {
+			addrs = append(addrs, fmt.Sprintf("10.9.%d.%d", round, i))
+		}
+		if round == rounds-1 {
+			addrs = append(addrs, mirrorIPv4)
+		}
+		serveName("rotating.corp", addrs...)
+		if a := j.resolve("rotating.corp", "A"); a.Error != "" {
+			t.Fatalf("round %d: %s", round, a.Error)
+		}
+	}
+	if got, err := n.PrivateDestinations(); err != nil || got > egress.MaxPrivate {
+		t.Errorf("%d, %v while the link is open, want at most %d", got, err, egress.MaxPrivate)
+	}
+	if a := j.tcp(mirrorIPv4+":7", "x"); a.Data != "x" {
+		t.Errorf("the newest address: %+v", a)
+	}
+	l.Close()
+	if got, err := n.PrivateDestinations(); err != nil || got != 0 {
+		t.Errorf("%d, %v after the link has closed", got, err)
+	}
+}
+
+// A name with too many destinations at once is not answered, and stays within the limit.
+func TestPrivateNameWithTooManyDestinations(t *testing.T) {
+	n := open(t)
+	ports := "rotating.corp:7,101,102,103,104,105,106,107,108,109,110,111,112,113,114,115"
+	j, l := attach(t, n, private([]string{ports}))
+	for round := range 6 {
+		var addrs []string
+		for i := range 127 {
+			addrs = append(addrs, fmt.Sprintf("10.9.%d.%d", round, i))
+		}
+		serveName("rotating.corp", addrs...)
+		if a := j.resolve("rotating.corp", "A"); (a.Error == "") != (round == 0) {
+			t.Errorf("round %d: %q", round, a.Error)
+		}
+	}
+	l.Close()
+	if got, err := n.PrivateDestinations(); err != nil || got != 0 {
+		t.Errorf("%d, %v after the link has closed", got, err)
+	}
+	wantBlocked(t, l, proto.BlockedConnection{Host: "rotating.corp", Protocol: "dns", Reason: proto.BlockedLimit})
 }

@@ -223,8 +223,12 @@ func (r *resolver) answer(l *Link, query, answer *dns.Msg) {
 	}
 	records, stripped, err := r.filterRecords(l, name, q.Qtype, found.Answer)
 	if err != nil {
-		r.network.log.Error("private destination not opened", "name", name, "error", err)
 		answer.Rcode = dns.RcodeServerFailure
+		if errors.Is(err, errPrivateFull) { // a program can repeat it, so that it must not fill the log
+			refuse(proto.BlockedLimit)
+		} else {
+			r.network.log.Error("private destination not opened", "name", name, "error", err)
+		}
 		return
 	}
 	if stripped && !hasType(records, q.Qtype) {
@@ -269,11 +273,11 @@ func (r *resolver) filterRecords(l *Link, name string, kind uint16, found []dns.
 		ttl = min(ttl, header.Ttl)
 		kept = append(kept, rr)
 	}
-	if err := l.openPrivate(private); err != nil {
-		return nil, false, err
-	}
 	for _, addr := range granted {
 		l.permits.learn(name, addr, time.Duration(ttl)*time.Second, time.Now())
+	}
+	if err := l.openPrivate(private); err != nil { // after learn: what has no permit may be closed
+		return nil, false, err
 	}
 	return kept, stripped, nil
 }
