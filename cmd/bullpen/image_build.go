@@ -133,6 +133,9 @@ type imageBuild struct {
 	dir     string // temporary, in the cache
 	steps   *steps
 	tools   map[string]string // paths by name
+
+	debs, wheels string // directories of downloads from the build's mirrors and index
+	pipConfig    string // where pip downloads from
 }
 
 func (b *imageBuild) run(ctx context.Context, t *image.Tree) (err error) {
@@ -278,7 +281,14 @@ func (b *imageBuild) requirements() (texts [][]byte, err error) {
 // the previous ones. Each is a part, and only missing parts are built. Wheels are downloaded while Debian's
 // packages are installed. It returns when the build of the parts began.
 func (b *imageBuild) packages(ctx context.Context, t *image.Tree, requirements [][]byte) (began time.Time, err error) {
-	content := []any{runtime.GOARCH, b.mmdebstrap(len(requirements) > 0)}
+	mirrors := mirrorTexts(b.Mirror)
+	if b.debs, err = b.parts.downloads(b.parts.debs(), b.recipe.Suite, mirrors); err != nil {
+		return began, err
+	}
+	if b.wheels, err = b.parts.downloads(b.parts.wheels(), b.pipConfig); err != nil {
+		return began, err
+	}
+	content := []any{runtime.GOARCH, b.mmdebstrap(len(requirements) > 0), mirrors}
 	base, err := b.parts.part("debian", time.Now(), content...)
 	if err != nil {
 		return began, err
@@ -286,7 +296,7 @@ func (b *imageBuild) packages(ctx context.Context, t *image.Tree, requirements [
 	parts, step := []part{base}, "installing packages of Debian "+b.recipe.Suite
 	group, groupCtx := errgroup.WithContext(ctx)
 	for i, text := range requirements {
-		content = append(content, installScript, string(text))
+		content = append(content, installScript, b.pipConfig, string(text))
 		p, err := b.parts.part("python", base.made, content...)
 		if err != nil {
 			return began, err
@@ -332,6 +342,17 @@ func (b *imageBuild) packages(ctx context.Context, t *image.Tree, requirements [
 	return base.made, nil
 }
 
+// mirrorTexts returns mirrors, and the contents of those that are files.
+func mirrorTexts(mirrors []string) []string {
+	texts := slices.Clone(mirrors)
+	for _, mirror := range mirrors {
+		if text, err := os.ReadFile(mirror); err == nil { // others are URLs or lines of sources.list
+			texts = append(texts, string(text))
+		}
+	}
+	return texts
+}
+
 // pipDirOf returns the directory with the files of part i for pip. It becomes pipDir.
 func (b *imageBuild) pipDirOf(i int) string {
 	return filepath.Join(b.dir, fmt.Sprint(i), filepath.Base(pipDir))
@@ -352,7 +373,7 @@ func (b *imageBuild) download(ctx context.Context, i int, requirements []byte) e
 	}
 	args := []string{
 		"-m", "pip", "download", "--disable-pip-version-check", "--progress-bar", "off", "--only-binary", ":all:",
-		"--dest", wheels, "--find-links", b.parts.wheels(), "--requirement", "requirements.txt",
+		"--dest", wheels, "--find-links", b.wheels, "--requirement", "requirements.txt",
 		"--python-version", strings.TrimPrefix(b.recipe.Python, "python"), "--implementation", "cp",
 	}
 	for _, platform := range wheelPlatforms() {
@@ -363,7 +384,7 @@ func (b *imageBuild) download(ctx context.Context, i int, requirements []byte) e
 	}
 	downloaded, err := os.ReadDir(wheels)
 	for _, wheel := range downloaded {
-		err = errors.Join(err, os.Link(filepath.Join(wheels, wheel.Name()), filepath.Join(b.parts.wheels(), wheel.Name())))
+		err = errors.Join(err, os.Link(filepath.Join(wheels, wheel.Name()), filepath.Join(b.wheels, wheel.Name())))
 	}
 	if err != nil && !errors.Is(err, fs.ErrExist) {
 		return fmt.Errorf("keep Python packages: %w", err)
@@ -499,11 +520,11 @@ func (b *imageBuild) debian(ctx context.Context, p part, python bool) error {
 		return nil
 	}
 	const archives = "/var/cache/apt/archives"
-	keep := "sync-out " + archives + " " + hookArg(b.parts.debs())
+	keep := "sync-out " + archives + " " + hookArg(b.debs)
 	file := filepath.Join(b.dir, "debian.tar")
 	args := append([]string{
 		"--skip=essential/unlink", `--setup-hook=mkdir -p "$1` + archives + `"`,
-		"--setup-hook=sync-in " + hookArg(b.parts.debs()) + " " + archives,
+		"--setup-hook=sync-in " + hookArg(b.debs) + " " + archives,
 		"--essential-hook=" + keep, "--customize-hook=" + keep,
 	}, b.mmdebstrap(python)...)
 	args[slices.Index(args, "-")] = file

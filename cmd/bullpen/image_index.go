@@ -95,7 +95,7 @@ func debianIndexes(suite string, mirrors []string) (all []packageIndex) {
 	return all
 }
 
-// pipIndex returns the index of pip's configuration.
+// pipIndex returns the index of pip's configuration, which it keeps.
 func (b *imageBuild) pipIndex(ctx context.Context) (packageIndex, error) {
 	i := packageIndex{
 		name: "the index of Python packages", url: "https://pypi.org/simple/",
@@ -105,6 +105,7 @@ func (b *imageBuild) pipIndex(ctx context.Context) (packageIndex, error) {
 	if err != nil {
 		return i, err
 	}
+	b.pipConfig = string(out)
 	// Lines such as global.index-url='https://…', later ones override earlier ones.
 	for line := range strings.Lines(string(out)) {
 		name, value, _ := strings.Cut(strings.TrimSpace(line), "=")

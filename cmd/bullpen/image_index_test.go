@@ -69,7 +69,11 @@ func TestPartsAreReused(t *testing.T) {
 	began := time.Now().Add(-time.Hour).Truncate(time.Second)
 	keep(began, "bash")
 	keep(time.Now().Add(-partAge-time.Minute), "old")
-	deb := write(filepath.Join(c.debs(), "bash.deb"))
+	debs, err := c.downloads(c.debs(), "mirror")
+	if err != nil {
+		t.Fatal(err)
+	}
+	deb := write(filepath.Join(debs, "bash.deb"))
 	if err := os.Chtimes(deb, began, time.Unix(0, 0)); err != nil {
 		t.Fatal(err)
 	}
@@ -84,5 +88,74 @@ func TestPartsAreReused(t *testing.T) {
 	}
 	if _, err := os.Stat(deb); err != nil {
 		t.Error(err)
+	}
+}
+
+// A build takes no package that another mirror or index has supplied.
+func TestDownloadsOfSourcesAreApart(t *testing.T) {
+	t.Setenv("XDG_CACHE_HOME", t.TempDir())
+	c, err := openPartCache()
+	if err != nil {
+		t.Fatal(err)
+	}
+	list := filepath.Join(t.TempDir(), "sources.list")
+	dirs := map[string]string{}
+	for _, text := range []string{"deb http://one.example.com sid main", "deb http://two.example.com sid main"} {
+		if err := os.WriteFile(list, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		for _, mirror := range []string{list, text} {
+			dir, err := c.downloads(c.debs(), "sid", mirrorTexts([]string{mirror}))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if other, ok := dirs[dir]; ok {
+				t.Errorf("%s and %s share a directory", text, other)
+			}
+			dirs[dir] = text
+			if again, err := c.downloads(c.debs(), "sid", mirrorTexts([]string{mirror})); err != nil || again != dir {
+				t.Errorf("%s, then %s: %v", dir, again, err)
+			}
+		}
+	}
+}
+
+// A cache that another user can write would decide what images contain.
+func TestCacheOfAnotherUser(t *testing.T) {
+	for name, c := range map[string]struct {
+		of    string
+		mode  os.FileMode
+		owner int
+		ok    bool
+	}{
+		"own":                  {"bullpen/images", 0o755, 0, true},
+		"writable by all":      {"bullpen/images", 0o777, 0, false},
+		"writable by a group":  {"bullpen/images", 0o775, 0, false},
+		"another owner":        {"bullpen/images", 0o755, 1, false},
+		"owner of a parent":    {"bullpen", 0o755, 1, false},
+		"another user's cache": {"", 0o755, 1, false},
+		"a directory as /tmp":  {"", 0o777 | os.ModeSticky, 0, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cache := t.TempDir()
+			t.Setenv("XDG_CACHE_HOME", cache)
+			dir := filepath.Join(cache, c.of)
+			err := os.MkdirAll(filepath.Join(cache, "bullpen", "images"), 0o700)
+			if err == nil {
+				err = os.Chmod(dir, c.mode)
+			}
+			if err == nil && c.owner != 0 {
+				if os.Geteuid() != 0 {
+					t.Skip("needs root")
+				}
+				err = os.Chown(dir, c.owner, c.owner)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := openPartCache(); (err == nil) != c.ok {
+				t.Errorf("%v", err)
+			}
+		})
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"syscall"
 	"time"
 
 	"github.com/bullpen-run/bullpen/storage/image"
@@ -23,7 +24,8 @@ const (
 
 // partCache is a directory with what builds of images on this machine have downloaded and installed:
 //
-//	debs/, wheels/   downloaded packages
+//	debs/, wheels/   downloaded packages, in a directory for each source: apt compares sizes alone, and pip
+//	                 takes the newest, so those of one mirror or index must not get into a build from another
 //	NAME-HASH.tar    a part: files of an image, installed from the packages that HASH stands for
 //	build-N/         the directory of one build
 //
@@ -37,14 +39,61 @@ func openPartCache() (*partCache, error) {
 		return nil, fmt.Errorf("find the cache of image builds: %w: set XDG_CACHE_HOME to a directory", err)
 	}
 	c := &partCache{dir: filepath.Join(user, "bullpen", "images")}
-	if err := c.prune(); err != nil {
+	err = os.MkdirAll(c.dir, 0o755) //nolint:gosec // public packages
+	for _, dir := range []string{user, filepath.Dir(c.dir), c.dir} {
+		if err == nil {
+			err = checkOwn(dir)
+		}
+	}
+	if err == nil {
+		err = c.prune()
+	}
+	if err != nil {
 		return nil, fmt.Errorf("prepare the cache of image builds %s: %w", c.dir, err)
 	}
 	return c, nil
 }
 
+// checkOwn returns an error if another user may replace files of a directory, such as after sudo -E or
+// with a shared XDG_CACHE_HOME. They would get into the image.
+func checkOwn(dir string) error {
+	info, err := os.Stat(dir)
+	if err != nil {
+		return err
+	}
+	stat, ok := info.Sys().(*syscall.Stat_t)
+	shared := info.Mode().Perm()&0o022 != 0 && info.Mode()&fs.ModeSticky == 0
+	if !ok || shared || stat.Uid != 0 && int(stat.Uid) != os.Geteuid() {
+		return fmt.Errorf("another user can change %s: set XDG_CACHE_HOME to a directory of your own", dir)
+	}
+	return nil
+}
+
 func (c *partCache) debs() string   { return filepath.Join(c.dir, "debs") }
 func (c *partCache) wheels() string { return filepath.Join(c.dir, "wheels") }
+
+// downloads returns the directory, below that of debs or wheels, with the downloads from a source.
+func (c *partCache) downloads(dir string, source ...any) (string, error) {
+	name, err := hash(source)
+	if err != nil {
+		return "", err
+	}
+	dir = filepath.Join(dir, name)
+	if err := os.MkdirAll(dir, 0o755); err != nil { //nolint:gosec // public packages
+		return "", fmt.Errorf("keep downloads of image builds: %w", err)
+	}
+	return dir, nil
+}
+
+// hash returns a name for content.
+func hash(content []any) (string, error) {
+	text, err := json.Marshal(content)
+	if err != nil {
+		return "", fmt.Errorf("name a part of the image: %w", err)
+	}
+	sum := sha256.Sum256(text)
+	return hex.EncodeToString(sum[:16]), nil
+}
 
 // prune removes parts and directories of builds that are too old, and the downloads if there are too many.
 func (c *partCache) prune() error {
@@ -70,15 +119,15 @@ func (c *partCache) prune() error {
 		if err := os.MkdirAll(dir, 0o755); err != nil { //nolint:gosec // public packages
 			return err
 		}
-		packages, err := os.ReadDir(dir)
-		if err != nil {
-			return err
-		}
-		for _, p := range packages {
-			if info, err := p.Info(); err == nil { // another build may remove it
+		_ = filepath.WalkDir(dir, func(_ string, p fs.DirEntry, err error) error { // another build may remove it
+			if err != nil || p.IsDir() {
+				return nil
+			}
+			if info, err := p.Info(); err == nil {
 				kept += info.Size()
 			}
-		}
+			return nil
+		})
 	}
 	if kept <= maxDownloads {
 		return nil
@@ -96,12 +145,11 @@ type part struct {
 // part returns the part that is named by a kind of part and by everything that decides about its content.
 // made is that of a new part.
 func (c *partCache) part(kind string, made time.Time, content ...any) (part, error) {
-	text, err := json.Marshal(content)
+	name, err := hash(content)
 	if err != nil {
-		return part{}, fmt.Errorf("name a part of the image: %w", err)
+		return part{}, err
 	}
-	sum := sha256.Sum256(text)
-	file := filepath.Join(c.dir, kind+"-"+hex.EncodeToString(sum[:16])+".tar")
+	file := filepath.Join(c.dir, kind+"-"+name+".tar")
 	info, err := os.Stat(file)
 	switch {
 	case err == nil:
