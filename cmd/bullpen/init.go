@@ -145,7 +145,7 @@ func (c *initCommand) Run(ctx context.Context, s streams) error {
 	}
 	err = show(s, c.JSON, env, func(p *page, env map[string]string) {
 		for _, name := range slices.Sorted(maps.Keys(env)) {
-			p.textf("export %s=%s\n", name, env[name])
+			p.textf("export %s=%s\n", name, shellWord(env[name]))
 		}
 	})
 	for _, w := range wanted {
