@@ -59,6 +59,9 @@ func testSDKPython(t *testing.T, p *programs) {
 	t.Run("notebook", func(t *testing.T) {
 		run(t, filepath.Join(bin, "jupyter"), "nbconvert", "--to", "notebook", "--execute", "--stdout", "examples/tour.ipynb")
 	})
+	t.Run("scenario killed", func(t *testing.T) {
+		testScenarioKilled(t, p, python, filepath.Join(dir, "tests", "scenario.py"))
+	})
 	t.Run("killed", func(t *testing.T) {
 		testSDKKilled(t, p, python, filepath.Join(dir, "tests", "kill.py"), sdkPrograms)
 	})
@@ -137,6 +140,10 @@ func testSDKTypeScript(t *testing.T, p *programs) {
 			}
 		}
 	})
+	t.Run("scenario killed", func(t *testing.T) {
+		testScenarioKilled(t, p, "node", filepath.Join(root, "typescript", "build", "tests", "scenario.js"),
+			filepath.Join(root, "scenario.json"))
+	})
 	t.Run("killed", func(t *testing.T) {
 		testSDKKilled(t, p, "node", filepath.Join(root, "typescript", "build", "tests", "kill.js"), sdkPrograms)
 	})
@@ -152,30 +159,10 @@ func testSDKKilled(t *testing.T, p *programs, client string, args ...string) {
 	outside := newOutside(t, with.machine, newEventLog(t))
 	sys.newProfile("sdk", request{"network": request{"policy": "unrestricted"}})
 	key, _ := sys.boundKey("sdk")
-	sys.args = append(sys.args, "--listen", strings.TrimPrefix(sys.base, "http://"))
 	code := `read -r name; name=${name//\"/}` + "\n" + effectCode("$name") + "sleep 0.3; echo done"
 	running := with.startProcess(t, "client", nil, "env",
 		append([]string{"CODE=" + code, "BULLPEN_URL=" + sys.base, "BULLPEN_API_KEY=" + key, client}, args...)...)
-	kills, seen := 0, 0
-	for !running.ended() {
-		eventually(t, "a program has ended", func() (bool, any) {
-			n := strings.Count(running.text(t), "\n")
-			progress := n > seen || running.ended()
-			seen = n
-			return progress, n
-		})
-		if !running.ended() {
-			sys.front.kill()
-			sys.startFront(t)
-			kills++
-		}
-	}
-	if code := running.exitCode(t); code != 0 {
-		t.Fatalf("the client ended with exit code %d after %d kills:\n%s", code, kills, running.tail())
-	}
-	if kills < sdkKills {
-		t.Errorf("the gateway was killed %d times only", kills)
-	}
+	kills := sys.killWhile(t, running)
 	ended := strings.Split(strings.TrimSpace(running.text(t)), "\n")
 	for _, line := range ended {
 		name, id, _ := strings.Cut(line, " ")
@@ -190,4 +177,41 @@ func testSDKKilled(t *testing.T, p *programs, client string, args ...string) {
 		t.Errorf("%d programs ran, and the client reports %d", n, len(ended))
 	}
 	t.Logf("%d programs ran once while the gateway was killed %d times", len(ended), kills)
+}
+
+// testScenarioKilled runs the scenario of a client, and kills the gateway and scheduler after each of its steps, which the
+// client prints.
+func testScenarioKilled(t *testing.T, p *programs, client string, args ...string) {
+	sys := newSystem(t, p, topology{separate: true}, manySlots)
+	running := p.startProcess(t, "client", nil, "env",
+		append([]string{"BULLPEN_URL=" + sys.base, "BULLPEN_API_KEY=" + sys.key, client}, args...)...)
+	kills := sys.killWhile(t, running)
+	t.Logf("the gateway was killed %d times", kills)
+}
+
+// killWhile kills the gateway and scheduler whenever a client has printed another line, until the client has ended. It
+// returns how often.
+func (sys *system) killWhile(t *testing.T, client *process) (kills int) {
+	t.Helper()
+	sys.args = append(sys.args, "--listen", strings.TrimPrefix(sys.base, "http://"))
+	for seen := 0; !client.ended(); {
+		eventually(t, "the client goes on", func() (bool, any) {
+			n := strings.Count(client.text(t), "\n")
+			progress := n > seen || client.ended()
+			seen = n
+			return progress, n
+		})
+		if !client.ended() {
+			sys.front.kill()
+			sys.startFront(t)
+			kills++
+		}
+	}
+	if code := client.exitCode(t); code != 0 {
+		t.Fatalf("the client ended with exit code %d after %d kills:\n%s", code, kills, client.tail())
+	}
+	if kills < sdkKills {
+		t.Errorf("the gateway was killed %d times only", kills)
+	}
+	return kills
 }

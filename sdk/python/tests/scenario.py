@@ -1,4 +1,7 @@
-"""Runs ../../scenario.json with both clients, against the server of BULLPEN_URL. ../../README.md describes the file."""
+"""Runs ../../scenario.json with both clients, against the server of BULLPEN_URL, and prints each step that has passed.
+
+../../README.md describes the file.
+"""
 
 from __future__ import annotations
 
@@ -125,6 +128,7 @@ async def run(client: Any) -> int:
             value = await settled(CALLS[call](handles, filled(step["args"], saved)))
         except (APIError, GuestError) as error:
             assert error.code == step.get("error"), f"{name}: {error}"
+            print(name, flush=True)
             continue
         except WebhookVerificationError as error:
             assert step.get("error") == "webhook_verification", f"{name}: {error}"
@@ -138,6 +142,7 @@ async def run(client: Any) -> int:
             assert matches(got, want), f"{name}: {path} is {got!r}, not {want!r}"
         if "as" in step:
             saved[step["as"]] = result
+        print(name, flush=True)
     return len(steps)
 
 

@@ -120,5 +120,6 @@ for (const step of steps) {
     check(found(result, path), want, `${about}: ${path}`);
   }
   if (step.as) saved[step.as] = result;
+  console.log(about);
 }
 console.log(steps.length, "steps");
