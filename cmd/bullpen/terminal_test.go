@@ -66,8 +66,15 @@ func openTerminal(t *testing.T) *terminal {
 
 // await waits until text was shown, a minute at most.
 func (s *terminal) await(t *testing.T, text string) {
+	t.Helper()
+	s.awaitCount(t, text, 1)
+}
+
+// awaitCount waits until text was shown n times, a minute at most.
+func (s *terminal) awaitCount(t *testing.T, text string, n int) {
+	t.Helper()
 	limit := time.After(time.Minute)
-	for !strings.Contains(s.shown.String(), text) {
+	for strings.Count(s.shown.String(), text) < n {
 		select {
 		case <-s.change:
 		case <-limit:
