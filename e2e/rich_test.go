@@ -74,7 +74,7 @@ func testRich(t *testing.T, p *programs) {
 		!slices.Equal(texts(t, result.Results), []string{"'first'"}) {
 		t.Errorf("a failure: %+v", result)
 	}
-	result = a.inline(rich(show+"import time; time.sleep(100)").and("timeout", 5))
+	result = a.inline(rich(show+"import time; time.sleep(100)").and("timeout", 20)) // the import of IPython included
 	if result.Error == nil || len(result.Results) != 1 {
 		t.Errorf("a timeout: %+v", result)
 	}

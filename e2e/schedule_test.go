@@ -78,10 +78,14 @@ func testSchedules(t *testing.T, p *programs) {
 	}
 	sys.checkFailedTicks(second, failing, "revoked", hooks)
 	second.do(http.MethodPatch, path, request{"paused": true}).into(t, &s)
-	// One tick may still start. So this does not execute anything in the thread, which would make it fail.
+	// One tick may still start. So this does not execute anything in the thread, which would make it fail. A tick that
+	// waited for the end of the one before is skipped.
 	eventually(t, "each tick has run once", func() (bool, any) {
 		files := second.files("runs", "", false)
 		second.get(path).into(t, &s)
+		if s.Runs[0].Outcome == proto.RunSkipped {
+			s.Runs = s.Runs[1:]
+		}
 		want := fmt.Sprint("runs ", len("run\n")*len(s.Runs))
 		return slices.Contains(files, want), fmt.Sprintf("%q, want %q", files, want)
 	})
