@@ -119,15 +119,21 @@ func (c *partCache) prune() error {
 		if err := os.MkdirAll(dir, 0o755); err != nil { //nolint:gosec // public packages
 			return err
 		}
-		_ = filepath.WalkDir(dir, func(_ string, p fs.DirEntry, err error) error { // another build may remove it
-			if err != nil || p.IsDir() {
-				return nil
+		err := filepath.WalkDir(dir, func(_ string, p fs.DirEntry, err error) error {
+			if err == nil && !p.IsDir() {
+				var info fs.FileInfo
+				if info, err = p.Info(); err == nil {
+					kept += info.Size()
+				}
 			}
-			if info, err := p.Info(); err == nil {
-				kept += info.Size()
+			if errors.Is(err, fs.ErrNotExist) {
+				return nil // another build has removed it
 			}
-			return nil
+			return err
 		})
+		if err != nil {
+			return err
+		}
 	}
 	if kept <= maxDownloads {
 		return nil

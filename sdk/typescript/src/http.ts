@@ -116,6 +116,9 @@ export class Transport {
         return await this.#once(call, call.signal, read);
       } catch (error) {
         call.signal?.throwIfAborted();
+        if (broke && call.method === "DELETE" && error instanceof APIError && error.code === "not_found") {
+          return await read(new Response(null, { status: 204 })); // an earlier attempt has deleted it
+        }
         if (error instanceof ConnectionError && !(error instanceof UnreachableError)) {
           // The wait for an answer may have been long: patience begins now.
           if (!broke || Date.now() - began > longestPause * 1000) pause.reset();
@@ -163,9 +166,10 @@ export class Transport {
 
   #mayRepeat(call: Call, error: unknown): boolean {
     if (error instanceof UnreachableError) return this.#reached;
-    if (error instanceof ConnectionError) return call.resend;
+    const resend = call.resend || call.method === "DELETE";
+    if (error instanceof ConnectionError) return resend;
     if (!(error instanceof APIError) || error.permanent) return false;
-    if (error.code === "") return call.resend && [502, 503, 504].includes(error.status); // of a proxy
+    if (error.code === "") return resend && [502, 503, 504].includes(error.status); // of a proxy
     return error.status === 503 || (error.status === 429 && error.retry_after !== undefined);
   }
 

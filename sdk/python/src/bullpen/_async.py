@@ -165,6 +165,8 @@ class AsyncBullpen:
             try:
                 return await self._once(call, stream=stream)
             except BullpenError as error:
+                if attempts.deleted(error):
+                    return httpx.Response(204)
                 pause = attempts.pause(error)
                 self._on_retry(error)
             await asyncio.sleep(pause)

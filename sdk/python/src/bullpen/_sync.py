@@ -167,6 +167,8 @@ class Bullpen:
             try:
                 return self._once(call, stream=stream)
             except BullpenError as error:
+                if attempts.deleted(error):
+                    return httpx.Response(204)
                 pause = attempts.pause(error)
                 self._on_retry(error)
             time.sleep(pause)

@@ -128,6 +128,10 @@ class Attempts:
         """The server has answered before, so that it may be restarting if it cannot be reached."""
         self.broke = False
 
+    def deleted(self, error: BullpenError) -> bool:
+        """Returns whether an earlier attempt has deleted what is to be deleted."""
+        return self.broke and self.call.method == "DELETE" and isinstance(error, APIError) and error.code == "not_found"
+
     def pause(self, error: BullpenError) -> float:
         """Returns seconds to wait before the next attempt, or raises the error."""
         if isinstance(error, APIError):
@@ -136,7 +140,8 @@ class Attempts:
         elif isinstance(error, UnreachableError):
             again, hint = self.reached, 0
         else:
-            again, hint = isinstance(error, BrokenError) and self.call.resend, 0
+            resend = self.call.resend or self.call.method == "DELETE"
+            again, hint = isinstance(error, BrokenError) and resend, 0
             if not self.broke:  # the wait for the answer may have been long: patience begins now
                 self.pauses.reset()
             self.broke = self.reached = True
