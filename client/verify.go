@@ -2,14 +2,14 @@ package client
 
 import (
 	"crypto/hmac"
-	"crypto/sha256"
-	"encoding/base64"
 	"errors"
 	"fmt"
 	"net/http"
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/bullpen-run/bullpen/proto"
 )
 
 // ErrWebhookSignature is wrapped by the errors of [VerifyWebhook].
@@ -26,15 +26,11 @@ func VerifyWebhook(body []byte, header http.Header, secret string, tolerance tim
 	if age := time.Since(time.Unix(seconds, 0)).Abs(); age > tolerance {
 		return fmt.Errorf("%w: it was sent at another time than now, by %s", ErrWebhookSignature, age.Round(time.Second))
 	}
-	key := []byte(secret)
-	if text, ok := strings.CutPrefix(secret, "whsec_"); ok {
-		if key, err = base64.StdEncoding.DecodeString(text); err != nil {
-			return fmt.Errorf("%w: the secret is malformed: %w", ErrWebhookSignature, err)
-		}
+	key, ok := proto.WebhookKey(secret)
+	if !ok {
+		return fmt.Errorf("%w: the secret is malformed: after whsec_ it must be base64", ErrWebhookSignature)
 	}
-	mac := hmac.New(sha256.New, key)
-	_, _ = fmt.Fprintf(mac, "%s.%s.%s", id, sent, body)
-	want := "v1," + base64.StdEncoding.EncodeToString(mac.Sum(nil))
+	want := proto.WebhookSignature(key, id, sent, body)
 	for got := range strings.FieldsSeq(header.Get("Webhook-Signature")) {
 		if hmac.Equal([]byte(got), []byte(want)) {
 			return nil

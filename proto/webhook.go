@@ -1,7 +1,9 @@
 package proto
 
 import (
+	"crypto/hmac"
 	"crypto/rand"
+	"crypto/sha256"
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
@@ -155,6 +157,14 @@ func WebhookKey(secret string) (key []byte, ok bool) {
 	// The decoder ignores line breaks, but the decoders of receivers may not.
 	return key, err == nil && len(key) >= minWhsecBytes && len(key) <= maxWhsecBytes &&
 		!strings.ContainsAny(encoded, "\r\n")
+}
+
+// WebhookSignature returns the signature of Standard Webhooks, version 1, for a delivery's id, its time
+// in seconds since 1970 and its body. key is that of [WebhookKey].
+func WebhookSignature(key []byte, id, timestamp string, body []byte) string {
+	mac := hmac.New(sha256.New, key)
+	_, _ = fmt.Fprintf(mac, "%s.%s.%s", id, timestamp, body) // never fails
+	return "v1," + base64.StdEncoding.EncodeToString(mac.Sum(nil))
 }
 
 // Endpoint is a URL at which an organisation's deliveries fail.

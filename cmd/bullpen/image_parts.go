@@ -116,9 +116,6 @@ func (c *partCache) prune() error {
 	}
 	var kept int64
 	for _, dir := range []string{c.debs(), c.wheels()} {
-		if err := os.MkdirAll(dir, 0o755); err != nil { //nolint:gosec // public packages
-			return err
-		}
 		err := filepath.WalkDir(dir, func(_ string, p fs.DirEntry, err error) error {
 			if err == nil && !p.IsDir() {
 				var info fs.FileInfo
@@ -127,7 +124,7 @@ func (c *partCache) prune() error {
 				}
 			}
 			if errors.Is(err, fs.ErrNotExist) {
-				return nil // another build has removed it
+				return nil // there are no downloads, or another build has removed them
 			}
 			return err
 		})
@@ -138,7 +135,7 @@ func (c *partCache) prune() error {
 	if kept <= maxDownloads {
 		return nil
 	}
-	return errors.Join(os.RemoveAll(c.debs()), os.RemoveAll(c.wheels()), c.prune())
+	return errors.Join(os.RemoveAll(c.debs()), os.RemoveAll(c.wheels()))
 }
 
 // part is a part of an image.

@@ -3,7 +3,6 @@ package main
 import (
 	"crypto/hmac"
 	"crypto/sha256"
-	"encoding/base64"
 	"encoding/hex"
 	"fmt"
 	"net/http"
@@ -55,7 +54,7 @@ func verifyStandard(h http.Header, signatures string, body []byte, secrets []str
 	}
 	matches := func(secret string) bool {
 		key, ok := proto.WebhookKey(secret)
-		want := "v1," + base64.StdEncoding.EncodeToString(sign(key, id, ".", timestamp, ".", string(body)))
+		want := proto.WebhookSignature(key, id, timestamp, body)
 		return ok && slices.ContainsFunc(strings.Fields(signatures), func(s string) bool {
 			return hmac.Equal([]byte(s), []byte(want))
 		})

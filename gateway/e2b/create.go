@@ -313,8 +313,9 @@ func (s *Server) template(ctx context.Context, key *proto.Key, name string) (str
 	if err == nil {
 		return name, p, nil
 	}
-	if rejection, ok := errors.AsType[*proto.Rejection](err); !ok ||
-		rejection.Reason != proto.RejectedProfile && rejection.Reason != proto.RejectedNoProfile {
+	_, missing := errors.AsType[*proto.FieldError](err)
+	if rejection, ok := errors.AsType[*proto.Rejection](err); !missing && (!ok ||
+		rejection.Reason != proto.RejectedProfile && rejection.Reason != proto.RejectedNoProfile) {
 		return "", p, err
 	}
 	if name != baseTemplate && name != interpreterTemplate {

@@ -11,9 +11,7 @@ package admission
 
 import (
 	"context"
-	"errors"
 	"log/slog"
-	"slices"
 	"strings"
 	"time"
 
@@ -107,10 +105,6 @@ func (a *Admission) Job(
 		return nil, err
 	}
 	profile, err := a.ProfileFor(ctx, c.Key, req.Profile)
-	if no, ok := errors.AsType[*proto.Rejection](err); ok && no.Reason == proto.RejectedNoProfile &&
-		!slices.Contains(c.Key.AllowedProfiles(), no.Name) {
-		return nil, proto.FieldErrorf("profile", "%q does not exist: see `bullpen profile list`", no.Name)
-	}
 	if err != nil {
 		return nil, err
 	}

@@ -55,17 +55,22 @@ func (a *Admission) ProfileOf(ctx context.Context, key *proto.Key) (proto.Profil
 
 // ProfileFor returns the sandbox profile that a request with a key chooses by name; an empty name
 // chooses the key's own. A global administrator, who may create a key for any profile, may choose any
-// profile. ProfileFor returns a [*proto.Rejection] if the key does not allow the profile, and if the
-// profile does not exist: another one, such as the default, might allow more.
+// profile: a [*proto.FieldError] says that it does not exist. ProfileFor returns a [*proto.Rejection] if
+// the key does not allow the profile, and if one of the key's own does not exist: another one, such as
+// the default, might allow more.
 func (a *Admission) ProfileFor(ctx context.Context, key *proto.Key, name string) (proto.Profile, error) {
 	allowed := key.AllowedProfiles()
 	name = cmp.Or(name, allowed[0])
-	if !slices.Contains(allowed, name) && !key.GlobalAdmin() {
+	own := slices.Contains(allowed, name)
+	if !own && !key.GlobalAdmin() {
 		return proto.Profile{}, &proto.Rejection{Reason: proto.RejectedProfile, Name: name, Allowed: allowed}
 	}
 	p, err := a.Profile(ctx, name)
-	if errors.Is(err, proto.ErrNotFound) {
+	switch {
+	case errors.Is(err, proto.ErrNotFound) && own:
 		return p, &proto.Rejection{Reason: proto.RejectedNoProfile, Name: name}
+	case errors.Is(err, proto.ErrNotFound):
+		return p, proto.FieldErrorf("profile", "%q does not exist: see `bullpen profile list`", name)
 	}
 	return p, err
 }

@@ -3,7 +3,6 @@ package send
 import (
 	"crypto/hmac"
 	"crypto/sha256"
-	"encoding/base64"
 	"encoding/hex"
 	"errors"
 	"net/http"
@@ -25,7 +24,9 @@ const signatureHeader = "Webhook-Signature"
 // keyed with the decoded secret.
 func sign(h http.Header, p *Post, at time.Time) error {
 	if secret := p.Settings.Secret; secret != "" {
-		signature := "sha256=" + hex.EncodeToString(authenticate([]byte(secret), p.Body))
+		mac := hmac.New(sha256.New, []byte(secret))
+		mac.Write(p.Body)
+		signature := "sha256=" + hex.EncodeToString(mac.Sum(nil))
 		for _, name := range p.Settings.SignatureHeaders {
 			h.Set(name, signature)
 		}
@@ -39,8 +40,7 @@ func sign(h http.Header, p *Post, at time.Time) error {
 		if !ok {
 			return errors.New("the secret of the API key's webhook cannot be used: set it anew")
 		}
-		signed := authenticate(key, []byte(p.ID), []byte("."), []byte(timestamp), []byte("."), p.Body)
-		signatures = append(signatures, "v1,"+base64.StdEncoding.EncodeToString(signed))
+		signatures = append(signatures, proto.WebhookSignature(key, p.ID, timestamp, p.Body))
 	}
 	if len(signatures) > 0 {
 		h.Set(signatureHeader, strings.Join(signatures, " "))
@@ -66,13 +66,4 @@ func redact(h http.Header, settings *proto.Webhook) map[string]string {
 		}
 	}
 	return headers
-}
-
-// authenticate returns the HMAC-SHA256 of the concatenated parts.
-func authenticate(key []byte, parts ...[]byte) []byte {
-	mac := hmac.New(sha256.New, key)
-	for _, part := range parts {
-		mac.Write(part)
-	}
-	return mac.Sum(nil)
 }

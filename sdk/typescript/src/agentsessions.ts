@@ -1,5 +1,5 @@
 import { ConnectionError, messageOf } from "./errors.ts";
-import { type Call, follow, idempotent, pages, pathOf, type Source, type Transport } from "./http.ts";
+import { type Call, follow, idempotent, pages, pathOf, removal, type Source, type Transport } from "./http.ts";
 import type { Options } from "./types.ts";
 
 const sessionsPath = "/sandbox-agent/v1/sessions";
@@ -169,7 +169,7 @@ export class AgentSessions {
 
   /** Ends a session and deletes it with its files. */
   delete(id: string, options: Options = {}): Promise<void> {
-    return this.#call("DELETE", options, [id]);
+    return this.#call("DELETE", options, [id], removal);
   }
 
   #call<T>(method: Call["method"], options: Options, path: string[], call: Partial<Call> = {}): Promise<T> {

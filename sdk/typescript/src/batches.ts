@@ -7,6 +7,7 @@ import {
   ndjson,
   pages,
   pathOf,
+  removal,
   sleep,
   type Source,
   type Transport,
@@ -80,7 +81,7 @@ export class Batches {
 
   /** Removes a batch that has ended. The records of its executions stay. */
   delete(id: string, options: Options = {}): Promise<void> {
-    return this.#call("DELETE", options, [id], { resend: false });
+    return this.#call("DELETE", options, [id], removal);
   }
 
   /** Waits for the results of a batch and returns them in the order of its items: those with an index above after. */

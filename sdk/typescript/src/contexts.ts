@@ -1,5 +1,5 @@
 import { ConnectionError, messageOf } from "./errors.ts";
-import { type Call, follow, ndjson, pathOf, randomName, type Source, type Transport } from "./http.ts";
+import { type Call, follow, ndjson, pathOf, randomName, removal, type Source, type Transport } from "./http.ts";
 import type {
   CellError,
   CellRequest,
@@ -100,7 +100,7 @@ export class Context {
 
   /** Ends the context. */
   delete(options: Options = {}): Promise<void> {
-    return this.#call("DELETE", options, "");
+    return this.#call("DELETE", options, "", removal);
   }
 
   #call<T>(method: Call["method"], options: Options, path: string, call: Partial<Call> = {}): Promise<T> {

@@ -39,8 +39,13 @@ export interface Call {
   headers?: Record<string, string>;
   /** Whether it may be sent again although the server may have received it. */
   resend: boolean;
+  /** Whether it removes what it names: when it is sent again, not_found is success. */
+  removes?: boolean;
   signal?: AbortSignal | undefined;
 }
+
+/** What holds for every call that removes something and answers nothing. */
+export const removal = { resend: true, removes: true } as const;
 
 const firstPause = 0.2;
 const longestPause = 5;
@@ -116,7 +121,7 @@ export class Transport {
         return await this.#once(call, call.signal, read);
       } catch (error) {
         call.signal?.throwIfAborted();
-        if (broke && call.method === "DELETE" && error instanceof APIError && error.code === "not_found") {
+        if (broke && call.removes && error instanceof APIError && error.code === "not_found") {
           return await read(new Response(null, { status: 204 })); // an earlier attempt has deleted it
         }
         if (error instanceof ConnectionError && !(error instanceof UnreachableError)) {
@@ -166,10 +171,9 @@ export class Transport {
 
   #mayRepeat(call: Call, error: unknown): boolean {
     if (error instanceof UnreachableError) return this.#reached;
-    const resend = call.resend || call.method === "DELETE";
-    if (error instanceof ConnectionError) return resend;
+    if (error instanceof ConnectionError) return call.resend;
     if (!(error instanceof APIError) || error.permanent) return false;
-    if (error.code === "") return resend && [502, 503, 504].includes(error.status); // of a proxy
+    if (error.code === "") return call.resend && [502, 503, 504].includes(error.status); // of a proxy
     return error.status === 503 || (error.status === 429 && error.retry_after !== undefined);
   }
 

@@ -1,4 +1,4 @@
-import { type Call, pages, pathOf, type Transport } from "./http.ts";
+import { type Call, pages, pathOf, removal, type Transport } from "./http.ts";
 import type { Accepted, Options, Schedule, SchedulePreview, ScheduleRequest, WholeSchedule } from "./types.ts";
 
 const schedulesPath = "/v1/schedules";
@@ -38,7 +38,7 @@ export class Schedules {
 
   /** Removes a schedule. Executions that have started go on. */
   delete(id: string, options: Options = {}): Promise<void> {
-    return this.#call("DELETE", options, [id]);
+    return this.#call("DELETE", options, [id], removal);
   }
 
   /** Returns the first ticks of a schedule with this timing. It creates nothing. */

@@ -1,4 +1,4 @@
-import { type Call, pages, pathOf, type Transport } from "./http.ts";
+import { type Call, pages, pathOf, removal, type Transport } from "./http.ts";
 import type { Options, Thread, WholeThread } from "./types.ts";
 
 const threadsPath = "/v1/threads";
@@ -24,7 +24,7 @@ export class Threads {
 
   /** Removes a thread with all its versions. */
   delete(id: string, options: Options = {}): Promise<void> {
-    return this.#call("DELETE", options, [id]);
+    return this.#call("DELETE", options, [id], removal);
   }
 
   /** Creates a thread from a version of another, by default the newest. */

@@ -319,7 +319,7 @@ class AsyncBatches:
 
     async def delete(self, id: str) -> None:
         """Deletes a batch that has ended. The records of its executions stay."""
-        await self._client._send(Call("DELETE", f"/v1/batches/{segment(id)}"))
+        await self._client._send(_wire.remove(f"/v1/batches/{segment(id)}"))
 
 
 class AsyncThreads:
@@ -342,7 +342,7 @@ class AsyncThreads:
 
     async def delete(self, id: str) -> None:
         """Deletes a thread with all its versions."""
-        await self._client._send(Call("DELETE", f"/v1/threads/{segment(id)}"))
+        await self._client._send(_wire.remove(f"/v1/threads/{segment(id)}"))
 
 
 class AsyncFiles:
@@ -690,7 +690,7 @@ class AsyncContext:
         self.info = await self._client._get(types.Context, Call("POST", f"{self._path}/restart"))
 
     async def delete(self) -> None:
-        await self._client._send(Call("DELETE", self._path))
+        await self._client._send(_wire.remove(self._path))
 
 
 class AsyncSchedules:
@@ -727,7 +727,7 @@ class AsyncSchedules:
 
     async def delete(self, id: str) -> None:
         """Deletes a schedule. Executions that have started continue."""
-        await self._client._send(Call("DELETE", f"/v1/schedules/{segment(id)}"))
+        await self._client._send(_wire.remove(f"/v1/schedules/{segment(id)}"))
 
 
 class AsyncPipelines:
@@ -830,4 +830,4 @@ class AsyncAgentSessions:
 
     async def delete(self, id: str) -> None:
         """Ends a session and deletes it with its files."""
-        await self._client._send(Call("DELETE", _wire.session_path(id)))
+        await self._client._send(_wire.remove(_wire.session_path(id)))

@@ -321,7 +321,7 @@ class Batches:
 
     def delete(self, id: str) -> None:
         """Deletes a batch that has ended. The records of its executions stay."""
-        self._client._send(Call("DELETE", f"/v1/batches/{segment(id)}"))
+        self._client._send(_wire.remove(f"/v1/batches/{segment(id)}"))
 
 
 class Threads:
@@ -344,7 +344,7 @@ class Threads:
 
     def delete(self, id: str) -> None:
         """Deletes a thread with all its versions."""
-        self._client._send(Call("DELETE", f"/v1/threads/{segment(id)}"))
+        self._client._send(_wire.remove(f"/v1/threads/{segment(id)}"))
 
 
 class Files:
@@ -692,7 +692,7 @@ class Context:
         self.info = self._client._get(types.Context, Call("POST", f"{self._path}/restart"))
 
     def delete(self) -> None:
-        self._client._send(Call("DELETE", self._path))
+        self._client._send(_wire.remove(self._path))
 
 
 class Schedules:
@@ -729,7 +729,7 @@ class Schedules:
 
     def delete(self, id: str) -> None:
         """Deletes a schedule. Executions that have started continue."""
-        self._client._send(Call("DELETE", f"/v1/schedules/{segment(id)}"))
+        self._client._send(_wire.remove(f"/v1/schedules/{segment(id)}"))
 
 
 class Pipelines:
@@ -832,4 +832,4 @@ class AgentSessions:
 
     def delete(self, id: str) -> None:
         """Ends a session and deletes it with its files."""
-        self._client._send(Call("DELETE", _wire.session_path(id)))
+        self._client._send(_wire.remove(_wire.session_path(id)))

@@ -70,6 +70,8 @@ class Call:
     query: Mapping[str, Any] = field(default_factory=dict)
     resend: bool = False
     """It may be sent again although the server may have received it."""
+    removes: bool = False
+    """It removes what it names: when it is sent again, not_found is success."""
     silence: float | None = ANSWER_TIMEOUT
 
     def accepting(self, kind: str) -> Call:
@@ -98,6 +100,11 @@ class Call:
 
 def read(path: str, **query: Any) -> Call:
     return Call("GET", path, query=query, resend=True)
+
+
+def remove(path: str) -> Call:
+    """Returns a call that removes something and answers nothing."""
+    return Call("DELETE", path, resend=True, removes=True)
 
 
 class Pauses:
@@ -130,7 +137,7 @@ class Attempts:
 
     def deleted(self, error: BullpenError) -> bool:
         """Returns whether an earlier attempt has deleted what is to be deleted."""
-        return self.broke and self.call.method == "DELETE" and isinstance(error, APIError) and error.code == "not_found"
+        return self.broke and self.call.removes and isinstance(error, APIError) and error.code == "not_found"
 
     def pause(self, error: BullpenError) -> float:
         """Returns seconds to wait before the next attempt, or raises the error."""
@@ -140,8 +147,7 @@ class Attempts:
         elif isinstance(error, UnreachableError):
             again, hint = self.reached, 0
         else:
-            resend = self.call.resend or self.call.method == "DELETE"
-            again, hint = isinstance(error, BrokenError) and resend, 0
+            again, hint = isinstance(error, BrokenError) and self.call.resend, 0
             if not self.broke:  # the wait for the answer may have been long: patience begins now
                 self.pauses.reset()
             self.broke = self.reached = True
